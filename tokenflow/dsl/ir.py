@@ -1,0 +1,81 @@
+"""The one frozen form that every recipe compiles to, whatever it was written in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tokenflow.types import ModelConfig
+
+Send = Literal["keep", "drop_last"]
+Policy = Literal["auto", "fixed"]
+
+Expr = tuple[object, ...]
+"""An expression tree of tuples, plain data on the wire; :mod:`tokenflow.dsl.expr` lists its nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleIR:
+    """Where ``when`` holds after a token was sampled, the request goes to model ``to``.
+
+    ``send: keep`` commits the sampled token first; ``drop_last`` discards it, and the peer writes that
+    position.  ``text`` is the expression as written.
+    """
+
+    when: Expr
+    to: str
+    send: Send
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIR:
+    """One member of a recipe; ``code`` is its destination code, from 1 in recipe order."""
+
+    name: str
+    code: int
+    config: ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingIR:
+    """When a model starts a batch: ``thresholds`` maps every model to the ready requests it waits for."""
+
+    policy: Policy
+    thresholds: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeIR:
+    """A compiled recipe.
+
+    ``entry`` names the model that starts every response.  ``params`` are the recipe's named numbers with
+    their defaults.  ``routes`` holds each model's rules in order: the first that fires decides, and a
+    model without rules keeps its requests.  ``source`` is the file it came from.
+    """
+
+    name: str
+    entry: str
+    models: tuple[ModelIR, ...]
+    routes: Mapping[str, tuple[RuleIR, ...]]
+    batching: BatchingIR
+    params: Mapping[str, float] = field(default_factory=dict)
+    source: str = ""
+
+    def model(self, name: str) -> ModelIR:
+        """The member called ``name``; :raises KeyError: if there is none."""
+        for model in self.models:
+            if model.name == name:
+                return model
+        raise KeyError(name)
+
+    def reachable(self) -> tuple[str, ...]:
+        """Names of the models a request can ever be at, in recipe order."""
+        seen, todo = {self.entry}, [self.entry]
+        while todo:
+            for rule in self.routes.get(todo.pop(), ()):
+                if rule.to not in seen:
+                    seen.add(rule.to)
+                    todo.append(rule.to)
+        return tuple(model.name for model in self.models if model.name in seen)

@@ -1,0 +1,41 @@
+"""Settings from the environment, read in this module only."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Process-wide settings; every field has an environment twin.
+
+    :param hub_offline: ``HF_HUB_OFFLINE``: never ask the model hub.
+    :param no_color: ``NO_COLOR``: plain terminal output.
+    :param log_level: ``TOKENFLOW_LOG_LEVEL``: level of the ``tokenflow`` logger.
+    """
+
+    hub_offline: bool
+    no_color: bool
+    log_level: str
+
+
+@cache
+def settings() -> Settings:
+    """The settings of this process."""
+    return Settings(
+        hub_offline=os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"},
+        no_color=bool(os.environ.get("NO_COLOR")),
+        log_level=os.environ.get("TOKENFLOW_LOG_LEVEL", "warning").upper(),
+    )
+
+
+def worker_environment(threads: int) -> dict[str, str]:
+    """The environment of a worker process that may use ``threads`` cores.
+
+    Workers share the machine: left to themselves, each would start one thread per core and they would
+    spend their time waiting for each other.
+    """
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    return {**os.environ, **limits, "TOKENIZERS_PARALLELISM": "false"}

@@ -1,0 +1,235 @@
+"""Values that every layer speaks of: sampling settings, tokens, completions.  Standard library only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tokenflow.errors import InvalidRequest
+
+FinishReason = Literal["stop", "length"]
+
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn and when a response ends; one meaning for every model of a recipe.
+
+    :param max_tokens: most output tokens; ``None`` means as many as the context allows.
+    :param temperature: 0 is greedy.
+    :param top_k: keep the k most probable tokens; 0 keeps all.
+    :param top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``; in (0, 1].
+    :param min_p: drop tokens less probable than ``min_p`` times the most probable one; in [0, 1].
+    :param seed: a 64-bit seed; ``None`` draws one at admission, which the request then keeps.
+    :param choice: index of this response among several to one prompt; part of the random key.
+    :param repetition_penalty: > 0; divides positive and multiplies negative logits of every token seen in
+        the prompt or the output.
+    :param presence_penalty: subtracted from the logit of every token in the output; in [-2, 2].
+    :param frequency_penalty: subtracted once per occurrence in the output; in [-2, 2].
+    :param logit_bias: token id to a number added to its logit.
+    :param min_tokens: no end-of-sequence or stop token before this many output tokens.
+    :param stop: strings that end the response; never part of its text.
+    :param stop_token_ids: ids that end the response, beside the models' own end-of-sequence ids.
+    :param ignore_eos: do not end at the models' end-of-sequence ids.
+    :param logprobs: report each token's log-probability under the distribution it was drawn from (after
+        penalties, bias, temperature and truncation; for greedy at temperature 1 without truncation).
+    :param top_logprobs: report this many alternatives per token as well; at most 20.
+    :raises InvalidRequest: for a value out of range; ``param`` names the field.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    choice: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        def require(ok: bool, param: str, rule: str) -> None:
+            if not ok:
+                raise InvalidRequest(f"{param} must be {rule}, got {getattr(self, param)!r}", param)
+
+        for name in _NUMBERS:
+            require(_is_number(getattr(self, name)), name, "a finite number")
+        for name in ("top_k", "choice", "min_tokens", "top_logprobs"):
+            require(_is_int(getattr(self, name)), name, "an integer")
+        require(
+            self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1),
+            "max_tokens",
+            "an integer of at least 1",
+        )
+        require(self.temperature >= 0, "temperature", "at least 0")
+        require(self.top_k >= -1, "top_k", "at least 1, or 0 or -1 to keep every token")
+        require(0 <= self.top_p <= 1, "top_p", "between 0 and 1")
+        require(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
+        require(
+            self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**64),
+            "seed",
+            "a 64-bit integer",
+        )
+        require(self.choice >= 0, "choice", "at least 0")
+        require(self.repetition_penalty > 0, "repetition_penalty", "greater than 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            require(-2 <= getattr(self, name) <= 2, name, "between -2 and 2")
+        require(
+            all(_is_int(k) and k >= 0 and _is_number(v) for k, v in self.logit_bias.items()),
+            "logit_bias",
+            "a mapping of token ids to finite numbers",
+        )
+        require(self.min_tokens >= 0, "min_tokens", "at least 0")
+        require(
+            isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
+            "stop",
+            "a tuple of non-empty strings",
+        )
+        require(
+            isinstance(self.stop_token_ids, tuple)
+            and all(_is_int(t) and t >= 0 for t in self.stop_token_ids),
+            "stop_token_ids",
+            "a tuple of token ids",
+        )
+        require(
+            0 <= self.top_logprobs <= MAX_TOP_LOGPROBS,
+            "top_logprobs",
+            f"between 0 and {MAX_TOP_LOGPROBS}",
+        )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every token is the most probable one."""
+        return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
+
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token id with its natural-log probability."""
+
+    id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One committed token.
+
+    ``text`` is what it adds to the response (empty while a character or a possible stop string is still
+    incomplete); ``model`` is the member of the recipe that wrote it.
+    """
+
+    id: int
+    text: str
+    model: str
+    logprob: float | None = None
+    top_logprobs: tuple[Logprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request.  Only committed tokens are completion tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    by_model: Mapping[str, int]
+    handoffs: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds from admission to the first committed token and to the last."""
+
+    ttft_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished response."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    timing: Timing
+    seed: int
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Ids of the committed tokens, the end-of-sequence token included."""
+        return [token.id for token in self.tokens]
+
+    @property
+    def models(self) -> list[str]:
+        """The member that wrote each token: the routing trace."""
+        return [token.model for token in self.tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """What a response gained since the last event; the last one carries the completion."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    completion: Completion | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """How one member of a recipe is loaded and run; the keys of ``models.<name>`` in a recipe.
+
+    :param path: a local directory in Hugging Face layout, or a hub id.
+    :param engine: name of the engine that runs it.
+    :param dtype: ``auto`` (as stored), ``float32``, ``bfloat16`` or ``float16``.
+    :param device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:<n>``.
+    :param context_length: most tokens of one request (prompt and output); ``None`` takes the model's own.
+    :param kv_cache: KV cache size in tokens; ``None`` lets the engine choose.
+    :param max_requests: most requests that hold KV cache at once.
+    :param max_batch_tokens: most tokens of one step; longer prefills are cut into chunks.
+    :param prefix_cache: reuse the KV cache of earlier requests with the same first tokens.
+    :param threads: CPU threads of the worker.
+    :param tensor_parallel: devices that share the model (``sglang`` engine).
+    """
+
+    path: str
+    engine: str = "torch"
+    dtype: str = "auto"
+    device: str = "auto"
+    context_length: int | None = None
+    kv_cache: int | None = None
+    max_requests: int = 64
+    max_batch_tokens: int = 2048
+    prefix_cache: bool = True
+    threads: int = 1
+    tensor_parallel: int = 1

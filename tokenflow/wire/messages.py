@@ -1,0 +1,189 @@
+"""The messages between the router process and a worker process.
+
+The router owns the truth and a worker is a cache: a worker knows a request only as a *handle* that is
+opened with settings and then extended by token ids.  A :class:`Step` says what changed and which handles
+run; its :class:`StepDone` answers per (handle, epoch, position), never per batch row.  The epoch of a
+handle rises with every re-opening, so a late answer is never mistaken for a current one.
+
+Structs are positional on the wire.  They evolve by four rules: new fields come last and have a default;
+a field never changes its type or meaning; tags are never reused; :data:`VERSION` rises when an old peer
+would misread a message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenflow.types import ModelConfig, SamplingParams
+
+VERSION = 1
+
+
+class RouteRule(msgspec.Struct, frozen=True, array_like=True):
+    """One compiled rule: where ``when`` holds, the request goes to ``destination``.
+
+    ``when`` is an expression tree of :mod:`tokenflow.dsl.expr`; ``destination`` is a model code, from 1 in
+    recipe order.
+    """
+
+    when: Any
+    destination: int
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Router to worker, first frame: who you are and what to load.
+
+    ``config.path`` is a local directory by now.  ``code`` is this model's destination code.  ``params``
+    names the recipe's parameters in the order in which :class:`Open` sends their values.  Ids from
+    ``vocab_limit`` on (logits padded beyond the tokenizer) are never sampled.  ``eos_token_ids`` is the
+    union over the recipe's models.
+    """
+
+    version: int
+    model: str
+    code: int
+    config: ModelConfig
+    rules: tuple[RouteRule, ...]
+    params: tuple[str, ...]
+    vocab_limit: int
+    eos_token_ids: tuple[int, ...]
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Worker to router: the model is loaded; the facts the router's books need.
+
+    ``vocab_size`` is the width of the logits, ``context_length`` and ``kv_capacity`` are in tokens, and
+    KV cache is handed out in blocks of ``block_size`` tokens to at most ``max_requests`` handles.
+    ``tokenizer`` is the fingerprint of the tokenizer files the worker sees.
+    """
+
+    version: int
+    vocab_size: int
+    context_length: int
+    kv_capacity: int
+    block_size: int
+    max_requests: int
+    tokenizer: str
+    device: str
+    dtype: str
+    load_s: float
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True):
+    """Make a handle known, or known anew under a higher epoch (its old KV cache is then dropped).
+
+    ``prompt_tokens`` is the length of the prompt: what follows it counts as output for penalties.
+    ``seed`` is the request's seed, drawn at admission where it gave none.
+    """
+
+    handle: int
+    epoch: int
+    prompt_tokens: int
+    seed: int
+    sampling: SamplingParams
+    params: tuple[float, ...]
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """Extend a handle by ``tokens`` (they follow the ``base`` tokens sent before) and run it.
+
+    ``tokens`` is empty when an earlier extension did not fit one step: the worker goes on with the rest.
+    ``run_length`` counts the tokens committed by this model since the request came to it.
+    """
+
+    handle: int
+    epoch: int
+    base: int
+    tokens: list[int]
+    run_length: int
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """Router to worker: one turn of the engine.  Applied in the order drop, open, truncate, rows.
+
+    ``truncate`` holds (handle, length) pairs: forget what follows the first ``length`` tokens.
+    """
+
+    id: int
+    drop: list[int]
+    open: list[Open]
+    truncate: list[tuple[int, int]]
+    rows: list[Row]
+
+
+class RowDone(msgspec.Struct, frozen=True, array_like=True):
+    """What came of one row.
+
+    ``position`` is the number of the handle's tokens in the KV cache now, which is also the index in the
+    sequence of the token just sampled.  ``token`` is -1 where the extension is not finished (the chunk
+    did not fit the step).  ``rule`` is the index of the rule that fired, or -1: stay.  ``destination`` is
+    a model code, 0 to stay.  ``logprob`` and ``top`` are set if the request asked for them.
+    """
+
+    handle: int
+    epoch: int
+    position: int
+    token: int
+    rule: int = -1
+    destination: int = 0
+    logprob: float | None = None
+    top: list[tuple[int, float]] = []
+
+
+class RowFailed(msgspec.Struct, frozen=True, array_like=True):
+    """One request failed; ``kind`` is a class name of :mod:`tokenflow.errors`."""
+
+    handle: int
+    epoch: int
+    position: int
+    kind: str
+    message: str
+
+
+class StepDone(msgspec.Struct, frozen=True, tag="done"):
+    """Worker to router: the step's results, with seconds spent in the forward pass and in all.
+
+    ``computed`` counts the tokens fed to the model, ``cached`` those that a prefix cache saved.
+    """
+
+    id: int
+    rows: list[RowDone]
+    failed: list[RowFailed]
+    forward_s: float
+    total_s: float
+    computed: int
+    cached: int
+
+
+class Score(msgspec.Struct, frozen=True, tag="score"):
+    """Router to worker: the log-probability of each given token after those before it."""
+
+    id: int
+    tokens: list[int]
+    top: int
+
+
+class Scored(msgspec.Struct, frozen=True, tag="scored"):
+    """Worker to router: ``logprobs[i]`` is of ``tokens[i + 1]``; ``top[i]`` the best alternatives there."""
+
+    id: int
+    logprobs: list[float]
+    top: list[list[tuple[int, float]]]
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Router to worker: finish and exit."""
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """Worker to router: the worker as a whole failed and exits; ``kind`` is a class name of the error tree."""
+
+    kind: str
+    message: str
+    traceback: str
+
+
+ToWorker = Hello | Step | Score | Stop
+ToRouter = Ready | StepDone | Scored | Failure
