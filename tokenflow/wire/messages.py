@@ -178,7 +178,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """Worker to router: the worker as a whole failed and exits; ``kind`` is a class name of the error tree."""
+    """Worker to router: the worker failed as a whole and exits; ``kind`` is a class name of the error tree."""
 
     kind: str
     message: str
