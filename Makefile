@@ -1,0 +1,51 @@
+# Everything sets itself up: a virtual environment in $(VENV), pinned by constraints.txt, made once.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help demo test exact lint clean
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+
+# Tests and demo models are small: one thread each is fastest, and leaves the other cores to the workers.
+export OMP_NUM_THREADS ?= 1
+
+help: ## Show this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: $(VENV)/.runtime ## Set up, then let two small trained models answer a word problem and a ledger
+	$(BIN)/tokenflow run recipes/demo.yaml --trace $$'Q: Tom buys 4 pens at $$3 and 7 cups at $$12. Total?\nA: '
+	$(BIN)/tokenflow run recipes/demo.yaml --trace $$'Q: Ledger from 34: a+8 b+8 c-9 d-1 e-8 f-7 g+9 h+8 i+8 j-4 k-1 l-7 m+6 n+6 o-5\nA: '
+
+test: lint ## Set up, then lint, type-check and run the tests
+	$(BIN)/python -m pytest --ignore=tests/exact
+
+exact: $(VENV)/.dev ## Set up, then compare routed output with a naive reference over the whole matrix (long)
+	$(BIN)/python -m pytest tests/exact --timeout=3600
+
+lint: $(VENV)/.dev ## Set up, then ruff and mypy only
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+clean: ## Remove the virtual environment and every cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	@python=$${PYTHON:-}; \
+	for candidate in python3 python3.13 python3.12 python3.11; do \
+	  [[ -z $$python ]] || break; \
+	  ! "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || python=$$candidate; \
+	done; \
+	[[ -n $$python ]] || { echo "error: no Python >= 3.11 on PATH; install one or run make PYTHON=/path/to/python" >&2; exit 1; }; \
+	echo "$$python -m venv $(VENV)"; \
+	"$$python" -m venv $(VENV)
+	$(INSTALL) .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(INSTALL) '.[dev]'
+	@touch $@
