@@ -56,7 +56,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
     ``vocab_size`` is the width of the logits, ``context_length`` and ``kv_capacity`` are in tokens, and
     KV cache is handed out in blocks of ``block_size`` tokens to at most ``max_requests`` handles.
-    ``tokenizer`` is the fingerprint of the tokenizer files the worker sees.
+    ``tokenizer`` is the SHA-256 of the ``tokenizer.json`` that the worker sees.
     """
 
     version: int
@@ -143,16 +143,19 @@ class RowFailed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepDone(msgspec.Struct, frozen=True, tag="done"):
-    """Worker to router: the step's results, with seconds spent in the forward pass and in all.
+    """Worker to router: the step's results.
 
+    ``started`` and ``ended`` are the worker's monotonic clock (seconds) when the frame had been decoded
+    and when the reply was ready to be encoded; ``forward_s`` is the part spent in the engine.
     ``computed`` counts the tokens fed to the model, ``cached`` those that a prefix cache saved.
     """
 
     id: int
     rows: list[RowDone]
     failed: list[RowFailed]
+    started: float
+    ended: float
     forward_s: float
-    total_s: float
     computed: int
     cached: int
 
@@ -178,7 +181,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """Worker to router: the worker failed as a whole and exits; ``kind`` is a class name of the error tree."""
+    """Worker to router: the whole worker failed and exits; ``kind`` is a class name of the error tree."""
 
     kind: str
     message: str

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The worker process: one model, its device, and one blocking loop."""

@@ -1,0 +1,68 @@
+"""The books of KV cache: which request may hold how many tokens, on every model at once.
+
+A request can come to any model that its recipe reaches, so it is accounted with its whole length on all of
+them.  That is more than the caches hold at any moment, and it makes one rule enough: what is in the books
+fits every worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A model's KV cache: ``capacity`` tokens in blocks of ``block_size``, for at most ``slots`` requests."""
+
+    capacity: int
+    block_size: int
+    slots: int
+
+    def blocks(self, length: int) -> int:
+        """Blocks that ``length`` tokens take."""
+        return -(-length // self.block_size)
+
+
+class Ledger:
+    """Lengths held per request, and blocks used per model."""
+
+    def __init__(self, pools: Mapping[str, Pool]) -> None:
+        self._pools = tuple(pools.values())
+        self._limits = tuple(pool.capacity // pool.block_size for pool in self._pools)
+        self._used = [0] * len(self._pools)
+        self._held: dict[int, int] = {}
+        self.slots = min((pool.slots for pool in self._pools), default=0)
+        self.longest = min(
+            (limit * pool.block_size for limit, pool in zip(self._limits, self._pools, strict=True)),
+            default=0,
+        )
+        """Tokens that a single request can ever hold."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def overdrawn(self) -> bool:
+        """Whether some model's cache could not hold what its requests have grown to."""
+        return any(used > limit for used, limit in zip(self._used, self._limits, strict=True))
+
+    def admits(self, length: int) -> bool:
+        """Whether one more request of ``length`` tokens fits every model now."""
+        return len(self._held) < self.slots and all(
+            used + pool.blocks(length) <= limit
+            for used, pool, limit in zip(self._used, self._pools, self._limits, strict=True)
+        )
+
+    def hold(self, request: int, length: int) -> None:
+        """Set the length a request holds: at admission, and as it grows."""
+        before = self._held.get(request, 0)
+        self._held[request] = length
+        for index, pool in enumerate(self._pools):
+            self._used[index] += pool.blocks(length) - pool.blocks(before)
+
+    def release(self, request: int) -> None:
+        """Forget a request that may not be held."""
+        length = self._held.pop(request, 0)
+        for index, pool in enumerate(self._pools):
+            self._used[index] -= pool.blocks(length)

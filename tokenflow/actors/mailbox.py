@@ -1,0 +1,93 @@
+"""The mailbox of a model actor: ready requests, handed out in batches once enough are there.
+
+``take`` is the delayed-batching scheduler (TokenRouter, arXiv 2610.12242, section 4).  Items stay in the
+mailbox until a batch is handed out, so a cancelled ``take`` loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """A set of ready items in arrival order, with one consumer."""
+
+    def __init__(self) -> None:
+        self._ready: dict[T, float] = {}
+        self._urgent: set[T] = set()
+        self._poked = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._ready
+
+    def put(self, item: T, *, urgent: bool = False) -> None:
+        """Add a ready item; an urgent one makes the next batch start whatever the threshold."""
+        self._ready[item] = asyncio.get_running_loop().time()
+        if urgent:
+            self._urgent.add(item)
+        self._wake()
+
+    def discard(self, item: T) -> None:
+        """Take an item out again, if it is there."""
+        self._ready.pop(item, None)
+        self._urgent.discard(item)
+
+    def poke(self) -> None:
+        """Let the consumer have a batch now, even an empty one: there is other news for the worker."""
+        self._poked = True
+        self._wake()
+
+    def reconsider(self) -> None:
+        """The threshold may have changed: let a waiting consumer look again."""
+        self._wake()
+
+    async def take(self, at_least: Callable[[], int], limit: int, patience_s: Callable[[], float]) -> list[T]:
+        """Wait until a batch is due and hand it out: all ready items in order of arrival, at most ``limit``.
+
+        A batch is due when ``at_least()`` items are ready, an urgent one is, the mailbox was poked, or
+        the oldest item has waited ``patience_s()`` seconds.  Both functions are asked again whenever
+        something changes.
+        """
+        loop = asyncio.get_running_loop()
+        while not self._due(at_least(), patience_s, loop):
+            self._waiter = loop.create_future()
+            timer = None
+            if self._ready:
+                oldest = next(iter(self._ready.values()))
+                timer = loop.call_at(oldest + patience_s(), self._wake)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        self._poked = False
+        batch = list(self._ready)[:limit]
+        if len(batch) == len(self._ready):
+            self._ready.clear()
+            self._urgent.clear()
+        else:
+            for item in batch:
+                self.discard(item)
+        return batch
+
+    def _due(self, at_least: int, patience_s: Callable[[], float], loop: asyncio.AbstractEventLoop) -> bool:
+        if self._poked or self._urgent:
+            return True
+        if not self._ready:
+            return False
+        if len(self._ready) >= at_least:
+            return True
+        return loop.time() >= next(iter(self._ready.values())) + patience_s()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

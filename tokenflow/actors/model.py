@@ -1,0 +1,241 @@
+"""The actor of one model: a mailbox, three loops, and what its worker holds of each request.
+
+``client_loop`` admits requests and wakes those who wait for tokens, ``decode_loop`` runs batches on the
+worker and turns replies into commits and hand-offs, ``peer_loop`` takes requests over from other models.
+They are three tasks of one actor; none waits for another model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tokenflow.actors.mailbox import Mailbox
+from tokenflow.actors.process import WorkerProcess
+from tokenflow.actors.sequence import Phase, Sequence
+from tokenflow.dsl.ir import ModelIR, RuleIR
+from tokenflow.dsl.messages import PeerReq, send
+from tokenflow.errors import EngineError, ProtocolError, RouteFailed, TokenflowError, rebuild
+from tokenflow.types import FinishReason
+from tokenflow.wire.messages import Open, Row, RowDone, Step, StepDone
+
+_PATIENCE_STEPS = 20
+_UNMEASURED_STEP_S = 0.05
+
+
+class System(Protocol):
+    """What an actor asks of the system it lives in."""
+
+    def deliver(self, peer: int, sequence: Sequence, request: PeerReq) -> None:
+        """Pass a hand-off to the actor of model ``peer``."""
+
+    def grew(self, sequence: Sequence) -> bool:
+        """A token was committed: account for it; answers whether the request is still active."""
+
+    def finish(
+        self, sequence: Sequence, reason: FinishReason | None = None, error: TokenflowError | None = None
+    ) -> None:
+        """The request is over."""
+
+    def slowest_step_s(self) -> float:
+        """Typical duration of the slowest model's step."""
+
+    def observe(self, model: str, step: Step, done: StepDone) -> None:
+        """A step was run."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an actor has done so far; seconds are sums over steps."""
+
+    steps: int = 0
+    rows: int = 0
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    committed_tokens: int = 0
+    forward_s: float = 0.0
+    step_s: float = 0.0
+    step_average_s: float = field(default=_UNMEASURED_STEP_S)
+
+
+class ModelActor:
+    """Runs one model of a recipe for every request that comes to it."""
+
+    def __init__(
+        self, model: ModelIR, rules: tuple[RuleIR, ...], worker: WorkerProcess, system: System, slots: int
+    ) -> None:
+        self.model = model
+        self.worker = worker
+        self.threshold = 1
+        self.counters = Counters()
+        self._rules = rules
+        self._system = system
+        self._slots = slots
+        self._mailbox: Mailbox[Sequence] = Mailbox()
+        self._admitted: asyncio.Queue[Sequence] = asyncio.Queue()
+        self._arrivals: asyncio.Queue[tuple[Sequence, int, PeerReq]] = asyncio.Queue()
+        self._news: list[Sequence] = []
+        self._sent: dict[int, int] = {}
+        self._drops: list[int] = []
+        self._steps = 0
+
+    def admit(self, sequence: Sequence) -> None:
+        """Take a new request, or one that is rebuilt here, from the client side."""
+        self._admitted.put_nowait(sequence)
+
+    def receive(self, sequence: Sequence, request: PeerReq) -> None:
+        """Take a hand-off from another model."""
+        self._arrivals.put_nowait((sequence, sequence.epoch, request))
+
+    def forget(self, sequence: Sequence) -> None:
+        """The request is over or is rebuilt: nothing of it shall stay here."""
+        self._mailbox.discard(sequence)
+        if self._sent.pop(sequence.id, None) is not None:
+            self._drops.append(sequence.id)
+            self._mailbox.poke()
+
+    def set_threshold(self, threshold: int) -> None:
+        """Wait for this many ready requests before a batch starts."""
+        if threshold != self.threshold:
+            self.threshold = threshold
+            self._mailbox.reconsider()
+
+    async def client_loop(self) -> None:
+        """Let new requests in.  The prefill of a new request never waits for a threshold."""
+        while True:
+            sequence = await self._admitted.get()
+            if sequence.phase is Phase.ACTIVE:
+                self._mailbox.put(sequence, urgent=True)
+
+    async def peer_loop(self) -> None:
+        """Take requests over from other models; by default every token they bring is accepted."""
+        while True:
+            sequence, epoch, request = await self._arrivals.get()
+            if sequence.phase is not Phase.ACTIVE or sequence.epoch != epoch:
+                continue
+            if request.loc != len(sequence.tokens):
+                raise ProtocolError(
+                    f"model {self.model.name!r} got {request.loc} tokens of request {sequence.id}, "
+                    f"which has {len(sequence.tokens)}"
+                )
+            self._mailbox.put(sequence)
+
+    async def decode_loop(self) -> None:
+        """Take a batch, run it, settle what came of it; for ever."""
+        while True:
+            batch = await self._mailbox.take(lambda: self.threshold, self._slots, self._patience_s)
+            step = self._compose(batch)
+            try:
+                done = await self.worker.step(step)
+            except TokenflowError:
+                return  # the system learns of the death from the worker itself
+            self._count(done)
+            self._system.observe(self.model.name, step, done)
+            self._settle_all({sequence.id: sequence for sequence in batch}, done)
+
+    def _patience_s(self) -> float:
+        return _PATIENCE_STEPS * self._system.slowest_step_s()
+
+    def _compose(self, batch: list[Sequence]) -> Step:
+        """Say what changed since the last step, and what runs."""
+        opens, rows = [], []
+        for sequence in batch:
+            sent = self._sent.get(sequence.id)
+            if sent is None:
+                sent = 0
+                opens.append(
+                    Open(
+                        sequence.id,
+                        sequence.epoch,
+                        sequence.prompt_tokens,
+                        sequence.seed,
+                        sequence.sampling,
+                        sequence.params,
+                    )
+                )
+            rows.append(Row(sequence.id, sequence.epoch, sent, sequence.tokens[sent:], sequence.run_length))
+            self._sent[sequence.id] = len(sequence.tokens)
+        drops, self._drops = self._drops, []
+        self._steps += 1
+        return Step(self._steps, drops, opens, [], rows)
+
+    def _settle_all(self, batch: dict[int, Sequence], done: StepDone) -> None:
+        """Turn a reply into commits and hand-offs; what is stale by now is ignored."""
+        for failed in done.failed:
+            sequence = batch[failed.handle]
+            if self._current(sequence, failed.epoch):
+                self._system.finish(sequence, error=rebuild(failed.kind, failed.message))
+        for row in done.rows:
+            sequence = batch[row.handle]
+            if not self._current(sequence, row.epoch):
+                continue
+            if row.token < 0:
+                self._mailbox.put(sequence, urgent=True)
+            elif row.position != len(sequence.tokens):
+                raise EngineError(
+                    f"model {self.model.name!r} sampled position {row.position} of a request with "
+                    f"{len(sequence.tokens)} tokens"
+                )
+            else:
+                self._settle(sequence, row)
+        for sequence in batch.values():
+            sequence.listener.wake()
+
+    def _current(self, sequence: Sequence, epoch: int) -> bool:
+        return sequence.phase is Phase.ACTIVE and sequence.epoch == epoch
+
+    def _settle(self, sequence: Sequence, row: RowDone) -> None:
+        """The order after each decode step: stay and commit, or send, and commit if the token was kept."""
+        if row.rule < 0 or row.destination in (0, self.model.code):
+            if self._commit(sequence, row) and self._system.grew(sequence):
+                self._mailbox.put(sequence)
+            return
+        peer = row.destination
+        request = send(
+            sequence.id,
+            sequence.tokens,
+            row.token,
+            sequence.seen.get(peer, 0),
+            self._rules[row.rule].send,
+        )
+        kept = request.loc == len(sequence.tokens) + 1
+        if kept:
+            if not self._commit(sequence, row):
+                return
+        else:
+            sequence.dropped += 1
+            sequence.gave_up.add(self.model.code)
+        if peer in sequence.gave_up:
+            self._system.finish(sequence, error=self._livelock(sequence, peer))
+            return
+        sequence.move(peer)
+        if not kept or self._system.grew(sequence):
+            self._system.deliver(peer, sequence, request)
+
+    def _commit(self, sequence: Sequence, row: RowDone) -> bool:
+        """Commit a token; answers whether the response goes on."""
+        self.counters.committed_tokens += 1
+        reason = sequence.commit(self.model.code, row)
+        if reason is not None:
+            self._system.finish(sequence, reason)
+        return reason is None
+
+    def _livelock(self, sequence: Sequence, peer: int) -> RouteFailed:
+        position = sequence.output_tokens
+        return RouteFailed(
+            f"model {self.model.name!r} handed output position {position} back to model code {peer}, which had "
+            "already given that position up: the request would bounce for ever; one of the two rules must "
+            "send: keep"
+        )
+
+    def _count(self, done: StepDone) -> None:
+        counters, seconds = self.counters, done.ended - done.started
+        counters.steps += 1
+        counters.rows += len(done.rows)
+        counters.computed_tokens += done.computed
+        counters.cached_tokens += done.cached
+        counters.forward_s += done.forward_s
+        counters.step_s += seconds
+        if done.rows:
+            counters.step_average_s += 0.1 * (seconds - counters.step_average_s)

@@ -1,0 +1,43 @@
+"""Start of a worker process: ``python -m tokenflow.worker FD``, where FD is its end of a socketpair.
+
+Heavy imports come after the death watch is set, so that a router killed while a worker is still loading
+leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+
+_EXIT_ORPHAN = 3
+
+
+def main() -> int:
+    """Serve the router at the other end of the inherited socket until it stops us or is gone."""
+    faulthandler.enable()
+    # Ctrl-C reaches the whole terminal: it is the router's business to stop its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What a recipe prints must not end up in the router's standard output.
+    os.dup2(2, 1)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_exit_with_router, args=(sock.fileno(),), daemon=True).start()
+    from tokenflow.worker.loop import serve
+
+    return serve(sock)
+
+
+def _exit_with_router(fd: int) -> None:
+    """Leave as soon as the router's end of the socket is gone, whatever the main thread is doing."""
+    poll = select.poll()
+    poll.register(fd, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
+    poll.poll()
+    os._exit(_EXIT_ORPHAN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

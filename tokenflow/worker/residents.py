@@ -1,0 +1,100 @@
+"""The requests that a worker holds: settings, token ids and the engine slot of each handle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tokenflow.engines.base import Engine
+from tokenflow.errors import ProtocolError
+from tokenflow.wire.messages import Open, Row, Step
+
+
+@dataclass(slots=True)
+class Resident:
+    """One open handle.
+
+    ``tokens`` are all ids given so far; the first ``fed`` of them are in the KV cache.  ``slot`` is -1
+    until the engine has seen the request.
+    """
+
+    settings: Open
+    tokens: list[int] = field(default_factory=list)
+    fed: int = 0
+    slot: int = -1
+
+    @property
+    def pending(self) -> int:
+        """How many tokens are given but not yet fed."""
+        return len(self.tokens) - self.fed
+
+
+class Residents:
+    """Applies what each step says about handles, and keeps engine slots in step with them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._by_handle: dict[int, Resident] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_handle)
+
+    def apply(self, step: Step) -> None:
+        """Drop, open and truncate as the step says; :raises ProtocolError: on a handle that is not open."""
+        for handle in step.drop:
+            self._release(self._by_handle.pop(handle, None))
+        for settings in step.open:
+            self._release(self._by_handle.pop(settings.handle, None))
+            self._by_handle[settings.handle] = Resident(settings)
+        for handle, length in step.truncate:
+            self._truncate(self._get(handle), length)
+
+    def extend(self, row: Row) -> tuple[Resident, int]:
+        """Take a row's tokens; returns its resident and how many of them a prefix cache saved.
+
+        :raises ProtocolError: if the row does not continue what this worker holds.
+        """
+        resident = self._get(row.handle)
+        if resident.settings.epoch != row.epoch or len(resident.tokens) != row.base:
+            raise ProtocolError(
+                f"row of handle {row.handle} (epoch {row.epoch}, base {row.base}) does not continue epoch "
+                f"{resident.settings.epoch} with {len(resident.tokens)} tokens"
+            )
+        resident.tokens.extend(row.tokens)
+        if not resident.pending:
+            raise ProtocolError(f"row of handle {row.handle} has nothing to feed")
+        if resident.slot >= 0:
+            return resident, 0
+        opened = self._engine.open(resident.tokens)
+        resident.slot, resident.fed = opened.slot, opened.cached
+        return resident, opened.cached
+
+    def _get(self, handle: int) -> Resident:
+        resident = self._by_handle.get(handle)
+        if resident is None:
+            raise ProtocolError(f"handle {handle} is not open")
+        return resident
+
+    def _release(self, resident: Resident | None) -> None:
+        if resident is not None and resident.slot >= 0:
+            self._engine.release(resident.slot)
+
+    def _truncate(self, resident: Resident, length: int) -> None:
+        del resident.tokens[length:]
+        if resident.fed > length:
+            self._engine.truncate(resident.slot, length)
+            resident.fed = length
+
+
+def plan(residents: list[Resident], budget: int) -> list[int]:
+    """How many pending tokens each resident feeds in one step of at most ``budget`` tokens.
+
+    Decodes (one pending token) always run; what is left goes to longer extends in order, so a long
+    prefill is cut into chunks and never holds its neighbours up for more than one step.
+    """
+    shares = [1 if resident.pending == 1 else 0 for resident in residents]
+    left = max(budget - sum(shares), 0 if any(shares) else 1)
+    for index, resident in enumerate(residents):
+        if resident.pending > 1:
+            shares[index] = min(resident.pending, left)
+            left -= shares[index]
+    return shares
