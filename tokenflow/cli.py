@@ -1,0 +1,132 @@
+"""The command line: parses arguments and picks a command.  Heavy imports belong to the commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPT = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 1 failure, 2 usage or recipe, 130 interrupt."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.command(args))
+    except KeyboardInterrupt:
+        print("tokenflow: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPT
+    except BrokenPipeError:
+        # Whoever read our output has left; Python must not complain about it at exit either.
+        sys.stdout = None
+        return EXIT_FAILURE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tokenflow",
+        description="Several models write one response together; a recipe picks the model for every token.",
+    )
+    parser.add_argument("--version", action="version", version=f"tokenflow {version('tokenflow')}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    run = commands.add_parser(
+        "run",
+        help="answer prompts with a recipe",
+        description="Answer one prompt, or a file of prompts. The text goes to stdout, all else to stderr.",
+    )
+    _add_recipe(run)
+    run.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt as is; - reads it from stdin")
+    run.add_argument(
+        "--chat", action="store_true", help="render PROMPT as a user message with the chat template"
+    )
+    run.add_argument("--json", action="store_true", help="print one JSON object per prompt")
+    run.add_argument("--trace", action="store_true", help="mark the text by the model that wrote it")
+    batch = run.add_argument_group("batches")
+    batch.add_argument(
+        "--input", metavar="FILE", help="JSON lines with 'prompt', 'messages' or 'prompt_ids' each"
+    )
+    batch.add_argument("--output", metavar="FILE", help="write JSON lines here instead of stdout")
+    batch.add_argument("--concurrency", type=_positive, default=16, metavar="N", help="requests at once (16)")
+    _add_sampling(run.add_argument_group("sampling"))
+    run.set_defaults(command=_run)
+
+    check = commands.add_parser(
+        "check",
+        help="check a recipe and describe it",
+        description="Check a recipe without loading its models. Every problem is listed with file and line.",
+    )
+    _add_recipe(check)
+    check.set_defaults(command=_check)
+    return parser
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe file (YAML)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY.PATH=VALUE",
+        dest="overrides",
+        help="change the recipe: models.llm.path=..., params.tau=0.1 (repeatable)",
+    )
+
+
+def _add_sampling(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-tokens", type=int, metavar="N", help="most output tokens (what the context allows)"
+    )
+    group.add_argument(
+        "--min-tokens", type=int, metavar="N", help="no end of sequence before this many tokens"
+    )
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (0)")
+    group.add_argument("--top-k", type=int, metavar="K", help="keep the K most probable tokens (all)")
+    group.add_argument(
+        "--top-p", type=float, metavar="P", help="keep the most probable tokens of this mass (1)"
+    )
+    group.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the best (0)")
+    group.add_argument("--seed", type=int, metavar="N", help="repeat a sampled response")
+    group.add_argument(
+        "--repetition-penalty", type=float, metavar="X", help="above 1 discourages repeats (1)"
+    )
+    group.add_argument("--presence-penalty", type=float, metavar="X", help="from -2 to 2 (0)")
+    group.add_argument("--frequency-penalty", type=float, metavar="X", help="from -2 to 2 (0)")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on after end of sequence")
+    group.add_argument(
+        "--logprobs", action="store_true", default=None, help="report log-probabilities (with --json)"
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def _run(args: argparse.Namespace) -> int:
+    from tokenflow.run import run
+
+    return run(args)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from tokenflow.dsl.describe import describe
+    from tokenflow.dsl.load import load_recipe
+    from tokenflow.errors import RecipeError
+
+    try:
+        recipe = load_recipe(args.recipe, args.overrides)
+    except RecipeError as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
+    print(describe(recipe))
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Where a model's files are: a local directory, or the model hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenflow.errors import ModelNotFound
+from tokenflow.settings import settings
+
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+# Copies of the weights in other layouts.
+_UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.model", "consolidated*.safetensors"]
+
+
+def resolve(path: str) -> Path:
+    """The directory with the model's files; a hub id is fetched first, into the hub's own cache.
+
+    A directory that exists wins over a hub id of the same name.  The hub's settings hold (``HF_HOME``,
+    ``HF_TOKEN``, ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``), and what is in its cache needs no network.  May take
+    long: call it in a thread.
+
+    :param path: a directory in Hugging Face layout, or a hub id (``owner/name``).
+    :raises ModelNotFound: if it is neither, or cannot be fetched; says what was tried and what to do.
+    """
+    directory = Path(path).expanduser()
+    if directory.is_file():
+        raise ModelNotFound(f"{path} is a file; name the directory that holds the model's config.json")
+    if not directory.is_dir():
+        directory = _fetch(path)
+    if not (directory / "config.json").is_file():
+        raise ModelNotFound(f"{directory} has no config.json, so it is not a model in Hugging Face layout")
+    return directory
+
+
+def _fetch(repo_id: str) -> Path:
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    offline = settings().hub_offline or constants.HF_HUB_OFFLINE
+    here = "" if Path(repo_id).is_absolute() else f" (from {Path.cwd()})"
+    tried = f"there is no directory {repo_id}{here}, and"
+    try:
+        folder = snapshot_download(
+            repo_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, local_files_only=offline
+        )
+    except HFValidationError as error:
+        raise ModelNotFound(f"{tried} it is not a hub id (owner/name) either; check the spelling") from error
+    except GatedRepoError as error:
+        raise ModelNotFound(
+            f"{tried} on the hub it is gated: accept its terms at {hub}/{repo_id}, then set HF_TOKEN or log "
+            "in with `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"{tried} {hub} has no model of that name for you; check the spelling, or set HF_TOKEN if it is "
+            "private"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        if offline:
+            raise ModelNotFound(
+                f"{tried} the cache {cache} does not hold all of it, while HF_HUB_OFFLINE forbids to fetch; "
+                "unset it, or give a local directory"
+            ) from error
+        cause = error.__cause__ or error
+        raise ModelNotFound(
+            f"{tried} it is not in the cache {cache} and cannot be fetched from {hub} "
+            f"({type(cause).__name__}: {cause}); check the network, or give a local directory"
+        ) from error
+    except Exception as error:  # of the HTTP library, which differs between versions of huggingface_hub
+        raise ModelNotFound(
+            f"{tried} it cannot be fetched from {hub} ({type(error).__name__}: {error})"
+        ) from error
+    return Path(folder)

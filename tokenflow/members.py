@@ -1,0 +1,54 @@
+"""What the router knows of a recipe's models before their workers load them: files, tokenizers, stop ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tokenflow import hub
+from tokenflow.dsl.ir import RecipeIR
+from tokenflow.text.tokenizer import Tokenizer
+from tokenflow.text.vocabulary import require_same_vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The models of a recipe as found on disk.
+
+    ``recipe`` is the recipe with local directories as paths.  Ids from ``vocab_limit`` on are shared by
+    no tokenizer and never used.  ``eos_token_ids`` is the union over the models: any of them may end a
+    response, whichever model wrote it.  ``fingerprints`` are SHA-256 sums of ``tokenizer.json``.
+    """
+
+    recipe: RecipeIR
+    tokenizers: Mapping[str, Tokenizer]
+    vocab_limit: int
+    eos_token_ids: tuple[int, ...]
+    fingerprints: Mapping[str, str]
+
+
+def load_members(recipe: RecipeIR) -> Members:
+    """Find every reachable model (fetching what is on the hub) and read its tokenizer.
+
+    :raises ModelNotFound: if a path or hub id cannot be had.
+    :raises ModelLoadError: if a tokenizer cannot be read.
+    :raises TokenizerMismatch: if two models do not share one vocabulary.
+    """
+    names = recipe.reachable()
+    paths = {name: hub.resolve(recipe.model(name).config.path) for name in names}
+    tokenizers = {name: Tokenizer.load(path) for name, path in paths.items()}
+    vocab_limit = require_same_vocabulary(tokenizers)
+    eos = {token for tokenizer in tokenizers.values() for token in tokenizer.eos_ids}
+    models = tuple(
+        replace(model, config=replace(model.config, path=str(paths[model.name])))
+        if model.name in paths
+        else model
+        for model in recipe.models
+    )
+    return Members(
+        recipe=replace(recipe, models=models),
+        tokenizers=tokenizers,
+        vocab_limit=vocab_limit,
+        eos_token_ids=tuple(sorted(token for token in eos if token < vocab_limit)),
+        fingerprints={name: tokenizer.fingerprint for name, tokenizer in tokenizers.items()},
+    )

@@ -1,0 +1,168 @@
+"""One response as its caller sees it: committed tokens become text, events and a completion."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+
+from tokenflow.actors.sequence import Phase, Sequence
+from tokenflow.actors.system import ActorSystem
+from tokenflow.text.tokenizer import Tokenizer
+from tokenflow.text.transcript import Transcript
+from tokenflow.types import Completion, Logprob, StreamEvent, Timing, Token, Usage
+
+
+class Reader:
+    """Listens to one sequence and keeps its text: what its actors hold, apart from what the caller holds.
+
+    ``texts`` is what each committed token added; it ends before a stop token.  With stop strings it must
+    follow every commit; without, it catches up when the actor has time to tell.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+        self.transcript = Transcript(tokenizer, stops)
+        self.texts: list[str] = []
+        self.news = asyncio.Event()
+        self.streaming = False
+        self._eager = bool(stops)
+
+    def committed(self, token: int) -> bool:
+        """Part of :class:`tokenflow.actors.sequence.Listener`."""
+        if self._eager:
+            self._read(token)
+        return self.transcript.stopped
+
+    def wake(self, sequence: Sequence) -> None:
+        """Part of :class:`tokenflow.actors.sequence.Listener`."""
+        if not self._eager:
+            for token in sequence.tokens[sequence.prompt_tokens + len(self.texts) :]:
+                if token in sequence.limits.stop_ids:
+                    break
+                self._read(token)
+        if self.streaming or sequence.phase is Phase.FINISHED:
+            self.news.set()
+
+    def _read(self, token: int) -> None:
+        self.texts.append(self.transcript.advance(token).text)
+
+
+class Response(AsyncIterator[StreamEvent]):
+    """A running response: an asynchronous iterator over what it gains.
+
+    Leaving its context, closing it, dropping it, or cancelling the task that waits for it cancels the
+    request on every model.  A slow reader gets larger events, never a backlog.
+    """
+
+    def __init__(self, system: ActorSystem, open: Callable[[], Awaitable[tuple[Sequence, Reader]]]) -> None:
+        """``open`` makes the request when it is first waited for."""
+        self._system = system
+        self._open = open
+        self._request: tuple[Sequence, Reader] | None = None
+        self._names = {code: actor.model.name for code, actor in system.actors.items()}
+        self._told = 0
+        self._ended = False
+
+    async def completion(self) -> Completion:
+        """Wait for the end.
+
+        :raises RequestError: if this request failed or was cancelled.
+        :raises TokenflowError: if the router or a model it needs failed.
+        """
+        sequence, reader = await self._begun()
+        while sequence.phase is not Phase.FINISHED:
+            await self._news(reader)
+        return self._complete(sequence, reader)
+
+    async def __anext__(self) -> StreamEvent:
+        if self._ended:
+            raise StopAsyncIteration
+        sequence, reader = await self._begun()
+        reader.streaming = True
+        while sequence.phase is not Phase.FINISHED and len(reader.texts) == self._told:
+            await self._news(reader)
+        start, self._told = self._told, len(reader.texts)
+        if sequence.phase is Phase.FINISHED:
+            self._ended = True
+            shown = len("".join(reader.texts[:start]))
+            completion = self._complete(sequence, reader)
+            return StreamEvent(completion.text[shown:], completion.tokens[start:], completion)
+        tokens = self._tokens(sequence, reader, start, self._told)
+        return StreamEvent("".join(token.text for token in tokens), tokens)
+
+    async def __aenter__(self) -> Response:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def aclose(self) -> None:
+        """Cancel the request, if it is not over."""
+        self.close()
+
+    def close(self) -> None:
+        """Cancel the request, if it is not over; does not wait."""
+        self._ended = True
+        if self._request is not None:
+            self._system.abort(self._request[0])
+
+    def __del__(self) -> None:
+        self.close()
+
+    async def _begun(self) -> tuple[Sequence, Reader]:
+        if self._request is None:
+            self._request = await self._open()
+            self._system.submit(self._request[0])
+        return self._request
+
+    async def _news(self, reader: Reader) -> None:
+        reader.news.clear()
+        try:
+            await reader.news.wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _tokens(self, sequence: Sequence, reader: Reader, start: int, end: int) -> tuple[Token, ...]:
+        """Output tokens ``start`` to ``end``; a stop token has no text."""
+        texts, first = reader.texts, sequence.prompt_tokens
+        return tuple(
+            Token(
+                id=sequence.tokens[first + index],
+                text=texts[index] if index < len(texts) else "",
+                model=self._names[sequence.writers[index]],
+                logprob=sequence.logprobs[index],
+                top_logprobs=tuple(Logprob(*pair) for pair in sequence.tops[index]),
+            )
+            for index in range(start, end)
+        )
+
+    def _complete(self, sequence: Sequence, reader: Reader) -> Completion:
+        if sequence.error is not None:
+            raise sequence.error
+        assert sequence.finish_reason is not None
+        # What was held back (half a character, the start of a stop string) belongs to the last text.
+        if held := reader.transcript.finish().text:
+            reader.texts[-1] += held
+        tokens = self._tokens(sequence, reader, 0, sequence.output_tokens)
+        counts = Counter(token.model for token in tokens)
+        return Completion(
+            text=reader.transcript.text,
+            tokens=tokens,
+            finish_reason=sequence.finish_reason,
+            usage=Usage(
+                prompt_tokens=sequence.prompt_tokens,
+                completion_tokens=len(tokens),
+                by_model={name: counts[name] for name in self._names.values()},
+                handoffs=sequence.handoffs,
+                dropped=sequence.dropped,
+            ),
+            timing=Timing(
+                ttft_s=sequence.first_token_at - sequence.submitted_at,
+                latency_s=sequence.finished_at - sequence.submitted_at,
+            ),
+            seed=sequence.seed,
+        )
