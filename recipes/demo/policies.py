@@ -66,7 +66,7 @@ oracle = one_token(lambda step: step.small_tokens != step.large_tokens)
 
 
 def r_stitch(tau: float) -> Rule:
-    """R-Stitch (arXiv 2507.17307): hand over where the entropy exceeds ``tau``, and back where it does not."""
+    """R-Stitch (arXiv 2507.17307): hand over where the entropy exceeds ``tau``, else hand back."""
 
     def rule(step: Step) -> Choice:
         large = step.held | (normalised_entropy(step.small_logits) > tau)

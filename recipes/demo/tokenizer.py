@@ -78,14 +78,8 @@ def transformers_tokenizer(special_tokens: Sequence[str] = ()) -> PreTrainedToke
     return tokenizer
 
 
-def save_checkpoint(
-    model: Qwen3ForCausalLM,
-    directory: Path,
-    *,
-    special_tokens: Sequence[str] = (),
-    config: dict[str, object] | None = None,
-) -> None:
-    """Write a bfloat16 model with its tokenizer; ``config`` adds keys to its ``config.json``.
+def save_checkpoint(model: Qwen3ForCausalLM, directory: Path, special_tokens: Sequence[str] = ()) -> None:
+    """Write a model with its tokenizer.
 
     Transformers 5 moved a few keys; they are written in their old places too, for readers made before that.
     """
@@ -95,9 +89,7 @@ def save_checkpoint(
     model.save_pretrained(directory)
     transformers_tokenizer(special_tokens).save_pretrained(directory)
     rope_theta = model.config.rope_parameters["rope_theta"]
-    amend_json(
-        directory / "config.json", {**(config or {}), "rope_theta": rope_theta, "torch_dtype": "bfloat16"}
-    )
+    amend_json(directory / "config.json", {"rope_theta": rope_theta, "torch_dtype": "bfloat16"})
     amend_json(
         directory / "tokenizer_config.json",
         {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHAT_TEMPLATE},
