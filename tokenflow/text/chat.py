@@ -1,0 +1,161 @@
+"""Chat templates: a conversation to the text that the model was trained on.
+
+Templates come with model files, so they are untrusted code: they run in Jinja's immutable sandbox and see
+plain JSON data only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tokenflow.errors import InvalidRequest, ModelLoadError
+
+if TYPE_CHECKING:
+    from jinja2 import Template, nodes
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class ChatTemplate:
+    """The chat templates of one model, by name; most have only ``default``.
+
+    :param model: whose they are, for messages.
+    """
+
+    def __init__(self, model: str, sources: Mapping[str, str]) -> None:
+        self._model = model
+        self._sources = dict(sources)
+
+    @classmethod
+    def load(cls, directory: Path, configured: Any) -> ChatTemplate:
+        """Take the templates from files, else from tokenizer_config.json.
+
+        :param configured: the ``chat_template`` entry: a string, a list of named templates, or ``None``.
+        :raises ModelLoadError: if that entry is something else.
+        """
+        sources = {}
+        if (default := directory / "chat_template.jinja").is_file():
+            sources["default"] = default.read_text(encoding="utf-8")
+        for path in sorted(directory.glob("additional_chat_templates/*.jinja")):
+            sources[path.stem] = path.read_text(encoding="utf-8")
+        if not sources:
+            try:
+                sources = _named(configured)
+            except (TypeError, KeyError) as error:
+                raise ModelLoadError(
+                    f"{directory / 'tokenizer_config.json'}: chat_template should be a string or a list of "
+                    "objects with a name and a template"
+                ) from error
+        return cls(str(directory), sources)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The text of a conversation; ``tools`` among the variables selects the template made for them.
+
+        :raises InvalidRequest: without a template, for messages that are not plain data with a role, or if
+            the template refuses them.
+        """
+        from jinja2 import TemplateError
+
+        source = self._select(variables.get("tools") is not None)
+        plain = _plain("messages", messages)
+        if not plain or not all(isinstance(message, dict) and "role" in message for message in plain):
+            raise InvalidRequest("messages must be a non-empty list of objects with a role", "messages")
+        conversation = [{k: v for k, v in message.items() if v is not None} for message in plain]
+        more = {name: _plain(name, value) for name, value in variables.items()}
+        try:
+            template = _compile(source)
+            return template.render({"add_generation_prompt": True, **more, "messages": conversation})
+        except TemplateError as error:
+            raise self._refused(error.message or type(error).__name__) from error
+        except Exception as error:  # the template's own mistakes surface as any type
+            raise self._refused(f"{type(error).__name__}: {error}") from error
+
+    def _select(self, with_tools: bool) -> str:
+        if with_tools and "tool_use" in self._sources:
+            return self._sources["tool_use"]
+        if "default" in self._sources:
+            return self._sources["default"]
+        if self._sources:
+            raise InvalidRequest(
+                f"{self._model} has no default chat template, only {', '.join(sorted(self._sources))}; "
+                "save the one to use as chat_template.jinja in the model's directory",
+                "messages",
+            )
+        raise InvalidRequest(
+            f"{self._model} has no chat template, so it cannot take messages; give the prompt as text, or "
+            "save a template as chat_template.jinja in the model's directory",
+            "messages",
+        )
+
+    def _refused(self, reason: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"the chat template of {self._model} does not accept these messages: {reason}", "messages"
+        )
+
+
+def _named(configured: Any) -> dict[str, str]:
+    if configured is None:
+        return {}
+    if isinstance(configured, str):
+        return {"default": configured}
+    return {str(entry["name"]): str(entry["template"]) for entry in configured}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A copy made of JSON types alone, so that a template can reach no method of a caller's object."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name} must be plain JSON data: {error}", name) from None
+
+
+@lru_cache(maxsize=32)
+def _compile(source: str) -> Template:
+    return _environment().from_string(source)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Jinja as the authors of chat templates expect it (``apply_chat_template`` of ``transformers``)."""
+    from jinja2 import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """``{% generation %}`` marks the model's own words for training; here it is only its body."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    def strftime_now(format: str) -> str:
+        return datetime.now().strftime(format)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment
