@@ -107,7 +107,7 @@ def mixture_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 def save(model: Qwen3ForCausalLM, directory: Path) -> None:
     """Write the model in bfloat16; it stays so."""
-    stored = model.eval().to(torch.bfloat16)
+    stored = model.eval().bfloat16()
     stored.config.dtype = torch.bfloat16
     save_checkpoint(stored, directory, special_tokens=(DEFER,))
 

@@ -54,27 +54,30 @@ def decoder(name: str) -> Decoder:
     return Decoder(HERE / name)
 
 
+def fixed(rule: Rule) -> Callable[[Decoder], Rule]:
+    """A rule that needs nothing of the small model."""
+    return lambda _: rule
+
+
 def alone(name: str, model: str) -> Setting:
-    return Setting(name, lambda _: policies.small_only, model, None)
+    """One model without a partner."""
+    return Setting(name, fixed(policies.small_only), model, None)
 
 
 def settings() -> list[Setting]:
     """Every setting of results.md, in its order."""
-    thresholds = {name: entry["threshold"] for name, entry in _heads_json().items()}
-    r2r, citer, collm = (thresholds[name] for name in ("r2r", "citer", "collm"))
+    chosen = json.loads((HERE / "heads/heads.json").read_text())
+    r2r, citer, collm = (float(chosen[name]["threshold"]) for name in ("r2r", "citer", "collm"))
     return [
         *(alone(f"{model} only", model) for model in ("large", "small", "mid")),
-        Setting("oracle (tokens differ)", lambda _: policies.oracle),
+        Setting("oracle (tokens differ)", fixed(policies.oracle)),
+        *(Setting(f"random {share}", fixed(policies.at_random(share))) for share in (0.05, 0.2)),
         *(
-            Setting(f"random {share}", lambda _, share=share: policies.at_random(share))
-            for share in (0.05, 0.2)
-        ),
-        *(
-            Setting(f"R-Stitch tau={tau}", lambda _, tau=tau: policies.r_stitch(tau))
+            Setting(f"R-Stitch tau={tau}", fixed(policies.r_stitch(tau)))
             for tau in (0.01, 0.03, 0.05, 0.1, 0.2, 0.3)
         ),
         *(
-            Setting(f"confidence < {bound}", lambda _, bound=bound: policies.confidence_below(bound))
+            Setting(f"confidence < {bound}", fixed(policies.confidence_below(bound)))
             for bound in (0.5, 0.7, 0.9, 0.97)
         ),
         Setting(
@@ -90,8 +93,8 @@ def settings() -> list[Setting]:
         Setting(
             f"Co-LLM, eta={collm}", lambda small: heads.co_llm(small.config.defer_token_id, collm), CO_LLM
         ),
-        Setting("mid + large, R-Stitch tau=0.1", lambda _: policies.r_stitch(0.1), "mid", "large"),
-        Setting("small + mid, R-Stitch tau=0.1", lambda _: policies.r_stitch(0.1), "small", "mid"),
+        Setting("mid + large, R-Stitch tau=0.1", fixed(policies.r_stitch(0.1)), "mid", "large"),
+        Setting("small + mid, R-Stitch tau=0.1", fixed(policies.r_stitch(0.1)), "small", "mid"),
         alone("Co-LLM's copy of small, alone", CO_LLM),
     ]
 
@@ -177,11 +180,6 @@ def measure_speed() -> None:
                 f"batch {batch}, {name}: {model.num_parameters():,} parameters, "
                 f"{step * 1e3:.2f} ms per step, {step / smallest:.1f} x small"
             )
-
-
-def _heads_json() -> dict[str, dict[str, Any]]:
-    loaded: dict[str, dict[str, Any]] = json.loads((HERE / "heads/heads.json").read_text())
-    return loaded
 
 
 def main() -> None:

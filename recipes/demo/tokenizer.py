@@ -21,6 +21,7 @@ IDS = {piece: index for index, piece in enumerate(PIECES)}
 LOGITS_WIDTH = 128
 CONTEXT_LENGTH = 1024
 MAX_NEW_TOKENS = 400
+ROPE_THETA = 10000.0
 
 # The models were trained on single questions: only the last user message is rendered, with what follows it.
 CHAT_TEMPLATE = (
@@ -88,8 +89,7 @@ def save_checkpoint(model: Qwen3ForCausalLM, directory: Path, special_tokens: Se
     )
     model.save_pretrained(directory)
     transformers_tokenizer(special_tokens).save_pretrained(directory)
-    rope_theta = model.config.rope_parameters["rope_theta"]
-    amend_json(directory / "config.json", {"rope_theta": rope_theta, "torch_dtype": "bfloat16"})
+    amend_json(directory / "config.json", {"rope_theta": ROPE_THETA, "torch_dtype": "bfloat16"})
     amend_json(
         directory / "tokenizer_config.json",
         {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHAT_TEMPLATE},

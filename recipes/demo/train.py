@@ -31,6 +31,7 @@ from recipes.demo.tokenizer import (
     EOS,
     LOGITS_WIDTH,
     PAD,
+    ROPE_THETA,
     answer_ids,
     prompt_ids,
     save_checkpoint,
@@ -110,16 +111,16 @@ def build(options: Options) -> Qwen3ForCausalLM:
         intermediate_size=options.ffn,
         max_position_embeddings=CONTEXT_LENGTH,
         tie_word_embeddings=True,
-        rope_theta=10000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         # So few dimensions need a wide initialiser, and sharp attention from the start: with the usual values
         # these models spend most of their short run on learning to look at one character.
         initializer_range=0.06,
         bos_token_id=BOS,
         eos_token_id=EOS,
         pad_token_id=PAD,
-        # The backward pass of the fused attention is slow on a CPU.
-        attn_implementation="eager",
     )
+    # The backward pass of the fused attention is slow on a CPU.
+    config._attn_implementation = "eager"
     model = Qwen3ForCausalLM(config)
     if options.start_from:
         earlier = Qwen3ForCausalLM.from_pretrained(options.start_from, dtype=torch.float32)
@@ -194,7 +195,7 @@ def held_out_exactness(model: Qwen3ForCausalLM, per_task: int) -> dict[str, floa
 
 def save(model: Qwen3ForCausalLM, directory: Path) -> None:
     """Write a bfloat16 copy."""
-    stored = copy.deepcopy(model).to(torch.bfloat16).eval()
+    stored = copy.deepcopy(model).bfloat16().eval()
     stored.config.dtype = torch.bfloat16
     save_checkpoint(stored, directory)
 
