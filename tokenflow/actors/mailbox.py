@@ -16,7 +16,11 @@ T = TypeVar("T")
 class Mailbox(Generic[T]):
     """A set of ready items in arrival order, with one consumer."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_least: Callable[[], int], patience_s: Callable[[], float]) -> None:
+        """Both functions are asked again whenever something changes: the batch threshold, and how many
+        seconds an item waits for it at most."""
+        self._at_least = at_least
+        self._patience_s = patience_s
         self._ready: dict[T, float] = {}
         self._urgent: set[T] = set()
         self._poked = False
@@ -49,20 +53,25 @@ class Mailbox(Generic[T]):
         """The threshold may have changed: let a waiting consumer look again."""
         self._wake()
 
-    async def take(self, at_least: Callable[[], int], limit: int, patience_s: Callable[[], float]) -> list[T]:
+    @property
+    def due(self) -> bool:
+        """Whether a batch would be handed out now."""
+        if self._poked or self._urgent:
+            return True
+        if not self._ready:
+            return False
+        return len(self._ready) >= self._at_least() or asyncio.get_running_loop().time() >= self._deadline()
+
+    async def take(self, limit: int) -> list[T]:
         """Wait until a batch is due and hand it out: all ready items in order of arrival, at most ``limit``.
 
-        A batch is due when ``at_least()`` items are ready, an urgent one is, the mailbox was poked, or
-        the oldest item has waited ``patience_s()`` seconds.  Both functions are asked again whenever
-        something changes.
+        A batch is due when the threshold is reached, an urgent item is ready, the mailbox was poked, or
+        the oldest item's patience is over.
         """
         loop = asyncio.get_running_loop()
-        while not self._due(at_least(), patience_s, loop):
+        while not self.due:
             self._waiter = loop.create_future()
-            timer = None
-            if self._ready:
-                oldest = next(iter(self._ready.values()))
-                timer = loop.call_at(oldest + patience_s(), self._wake)
+            timer = loop.call_at(self._deadline(), self._wake) if self._ready else None
             try:
                 await self._waiter
             finally:
@@ -71,22 +80,12 @@ class Mailbox(Generic[T]):
                     timer.cancel()
         self._poked = False
         batch = list(self._ready)[:limit]
-        if len(batch) == len(self._ready):
-            self._ready.clear()
-            self._urgent.clear()
-        else:
-            for item in batch:
-                self.discard(item)
+        for item in batch:
+            self.discard(item)
         return batch
 
-    def _due(self, at_least: int, patience_s: Callable[[], float], loop: asyncio.AbstractEventLoop) -> bool:
-        if self._poked or self._urgent:
-            return True
-        if not self._ready:
-            return False
-        if len(self._ready) >= at_least:
-            return True
-        return loop.time() >= next(iter(self._ready.values())) + patience_s()
+    def _deadline(self) -> float:
+        return next(iter(self._ready.values())) + self._patience_s()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

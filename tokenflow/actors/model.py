@@ -14,7 +14,7 @@ from typing import Protocol
 from tokenflow.actors.mailbox import Mailbox
 from tokenflow.actors.process import WorkerProcess
 from tokenflow.actors.sequence import Phase, Sequence
-from tokenflow.dsl.ir import ModelIR, RuleIR
+from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq, send
 from tokenflow.errors import EngineError, ProtocolError, RouteFailed, TokenflowError, rebuild
 from tokenflow.types import FinishReason
@@ -63,16 +63,17 @@ class ModelActor:
     """Runs one model of a recipe for every request that comes to it."""
 
     def __init__(
-        self, model: ModelIR, rules: tuple[RuleIR, ...], worker: WorkerProcess, system: System, slots: int
+        self, recipe: RecipeIR, model: ModelIR, worker: WorkerProcess, system: System, slots: int
     ) -> None:
         self.model = model
         self.worker = worker
         self.threshold = 1
         self.counters = Counters()
-        self._rules = rules
+        self._recipe = recipe
+        self._rules = recipe.routes.get(model.name, ())
         self._system = system
         self._slots = slots
-        self._mailbox: Mailbox[Sequence] = Mailbox()
+        self._mailbox: Mailbox[Sequence] = Mailbox(lambda: self.threshold, self._patience_s)
         self._admitted: asyncio.Queue[Sequence] = asyncio.Queue()
         self._arrivals: asyncio.Queue[tuple[Sequence, int, PeerReq]] = asyncio.Queue()
         self._news: list[Sequence] = []
@@ -122,17 +123,30 @@ class ModelActor:
             self._mailbox.put(sequence)
 
     async def decode_loop(self) -> None:
-        """Take a batch, run it, settle what came of it; for ever."""
+        """Take a batch, run it, settle what came of it; for ever.
+
+        Those who wait for tokens are told while the worker computes the next batch, or at once if there
+        is none: their text is not on the path of the tokens.
+        """
         while True:
-            batch = await self._mailbox.take(lambda: self.threshold, self._slots, self._patience_s)
+            if not self._mailbox.due:
+                self._tell()
+            batch = await self._mailbox.take(self._slots)
             step = self._compose(batch)
+            answer = self.worker.step(step)
+            self._tell()
             try:
-                done = await self.worker.step(step)
+                done = await answer
             except TokenflowError:
-                return  # the system learns of the death from the worker itself
+                return  # the system hears of the death from the worker itself
             self._count(done)
             self._system.observe(self.model.name, step, done)
             self._settle_all({sequence.id: sequence for sequence in batch}, done)
+
+    def _tell(self) -> None:
+        news, self._news = self._news, []
+        for sequence in news:
+            sequence.listener.wake(sequence)
 
     def _patience_s(self) -> float:
         return _PATIENCE_STEPS * self._system.slowest_step_s()
@@ -179,8 +193,7 @@ class ModelActor:
                 )
             else:
                 self._settle(sequence, row)
-        for sequence in batch.values():
-            sequence.listener.wake()
+        self._news.extend(batch.values())
 
     def _current(self, sequence: Sequence, epoch: int) -> bool:
         return sequence.phase is Phase.ACTIVE and sequence.epoch == epoch
@@ -222,11 +235,11 @@ class ModelActor:
         return reason is None
 
     def _livelock(self, sequence: Sequence, peer: int) -> RouteFailed:
-        position = sequence.output_tokens
+        back = self._recipe.models[peer - 1].name
         return RouteFailed(
-            f"model {self.model.name!r} handed output position {position} back to model code {peer}, which had "
-            "already given that position up: the request would bounce for ever; one of the two rules must "
-            "send: keep"
+            f"recipe {self._recipe.name!r}: model {self.model.name!r} hands output position "
+            f"{sequence.output_tokens} to {back!r}, which already gave that position up: the request would "
+            "bounce for ever; one of their rules must send: keep"
         )
 
     def _count(self, done: StepDone) -> None:

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from tokenflow.errors import ProtocolError, TokenflowError, WorkerDied, rebuild
 from tokenflow.settings import worker_environment
 from tokenflow.wire.channel import Channel
-from tokenflow.wire.messages import Failure, Hello, Ready, Scored, Step, StepDone, Stop, ToRouter
+from tokenflow.wire.messages import Failure, Hello, Ready, Step, StepDone, Stop, ToRouter
 
 _STDERR_LINES = 20
 _EXIT_GRACE_S = 1.0
@@ -82,14 +82,14 @@ class WorkerProcess:
         self._channel.send(self.hello)
         return await self._ready
 
-    async def step(self, step: Step) -> StepDone:
-        """Run one step; :raises WorkerDied: if the worker ends before it answers."""
-        if self.error is not None:
-            raise WorkerDied(str(self.error))
+    def step(self, step: Step) -> asyncio.Future[StepDone]:
+        """Send a step; the answer fails with :class:`WorkerDied` if the worker ends before it comes."""
         assert self._channel is not None
         self._step = asyncio.get_running_loop().create_future()
+        if self.error is not None:
+            self._step.set_exception(WorkerDied(str(self.error)))
         self._channel.send(step)
-        return await self._step
+        return self._step
 
     async def stop(self, grace_s: float) -> None:
         """Ask the worker to finish; terminate and then kill it if it does not within ``grace_s`` each."""

@@ -31,9 +31,9 @@ class Listener(Protocol):
     """Who asked for the response."""
 
     def committed(self, token: int) -> bool:
-        """A token was committed; answers whether the text reached a stop string."""
+        """A token was committed that is not a stop token; answers whether its text ends the response."""
 
-    def wake(self) -> None:
+    def wake(self, sequence: Sequence) -> None:
         """There is news: tokens, or the end."""
 
 
@@ -106,8 +106,7 @@ class Sequence:
         self.gave_up.clear()
         if not self.first_token_at:
             self.first_token_at = time.monotonic()
-        stopped = self.listener.committed(token)
-        if stopped or token in self.limits.stop_ids:
+        if token in self.limits.stop_ids or self.listener.committed(token):
             return "stop"
         return "length" if len(self.writers) >= self.limits.max_tokens else None
 
@@ -124,4 +123,4 @@ class Sequence:
         self.finish_reason = reason
         self.error = error
         self.finished_at = time.monotonic()
-        self.listener.wake()
+        self.listener.wake(self)

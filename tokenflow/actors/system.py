@@ -90,8 +90,7 @@ class ActorSystem:
         self._ledger = Ledger(pools)
         self.context_length = min(facts.context_length for facts in ready)
         for model, worker in zip(self._models, self._workers, strict=True):
-            rules = self.recipe.routes.get(model.name, ())
-            actor = ModelActor(model, rules, worker, self, pools[model.name].slots)
+            actor = ModelActor(self.recipe, model, worker, self, pools[model.name].slots)
             self.actors[model.code] = actor
             for loop in (actor.client_loop, actor.decode_loop, actor.peer_loop):
                 tasks.start_soon(loop, name=f"{model.name}.{loop.__name__}")
