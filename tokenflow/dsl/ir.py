@@ -52,7 +52,7 @@ class RecipeIR:
 
     ``entry`` names the model that starts every response.  ``params`` are the recipe's named numbers with
     their defaults.  ``routes`` holds each model's rules in order: the first that fires decides, and a
-    model without rules keeps its requests.  ``source`` is the file it came from.
+    model without rules keeps its requests.  ``source`` is the file it came from, empty if there is none.
     """
 
     name: str
@@ -62,6 +62,7 @@ class RecipeIR:
     batching: BatchingIR
     params: Mapping[str, float] = field(default_factory=dict)
     source: str = ""
+    description: str = ""
 
     def model(self, name: str) -> ModelIR:
         """The member called ``name``; :raises KeyError: if there is none."""
