@@ -116,7 +116,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _NUMBER = re.compile(r"(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-_BINARY = frozenset({"+", "*", "/", "%", "<", "<=", ">", ">=", "==", "!=", "and", "or"})
+_INFIX = frozenset({"+", "*", "/", "%", "<", "<=", ">", ">=", "==", "!=", "and", "or"})
 _FOREIGN = frozenset({*keyword.kwlist, "is"} - {"and", "or", "not"})
 _INSTEAD = {
     "&&": "and",
@@ -160,31 +160,32 @@ def _scan(line: str) -> list[Fault]:
         if fault := _foreign(form, token):
             foreign.append(Fault(at, fault))
             continue
-        call = token == "(" and previous == "name"
-        closes_empty_call = token == ")" and previous == "call"
         if token == ")" and not opened:
             misplaced.append(Fault(at, '")" without "("'))
         elif token == "," and not (opened and opened[-1][1]):
             misplaced.append(Fault(at, 'unexpected ","'))
         elif len(opened) >= MAX_DEPTH:
             misplaced.append(_too_deep(at))
-        elif (
-            operand_next and not closes_empty_call
-            if token in _BINARY or token in (",", ")")
-            else not operand_next and not call
-        ):
+        elif not _fits(token, previous, operand_next):
             misplaced.append(Fault(at, f"unexpected {show(token)}"))
+        call = token == "(" and previous == "name"
         if token == "(":
             opened.append((at, call))
         elif token == ")" and opened:
             opened.pop()
-        operand_next = token in _BINARY or token in ("-", "not", ",", "(")
+        operand_next = token in _INFIX or token in ("-", "not", ",", "(")
         previous = "call" if call else "name" if form == "word" and not operand_next else ""
     if opened:
         misplaced.append(Fault(opened[-1][0], UNCLOSED))
     elif operand_next:
         misplaced.append(Fault(end, "the expression ends where a value is missing"))
     return foreign or misplaced[:1]
+
+
+def _fits(token: str, previous: str, operand_next: bool) -> bool:
+    if token == "-" or (token == "(" and previous == "name") or (token == ")" and previous == "call"):
+        return True
+    return operand_next != (token in _INFIX or token in (",", ")"))
 
 
 def _foreign(form: str, token: str) -> str | None:
@@ -195,7 +196,7 @@ def _foreign(form: str, token: str) -> str | None:
     if form == "attribute":
         return f"attributes are not supported, got {show(token)}"
     if (form == "word" and (token in _FOREIGN or not token.isascii())) or (
-        form == "symbol" and token not in _BINARY and token not in ("-", ",", "(", ")")
+        form == "symbol" and token not in _INFIX and token not in ("-", ",", "(", ")")
     ):
         hint = f' (did you mean "{_INSTEAD[token]}"?)' if token in _INSTEAD else ""
         return f"{show(token)} is not supported{hint}"

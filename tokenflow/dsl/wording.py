@@ -6,7 +6,6 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from os.path import commonprefix
 
 Path = tuple[str | int, ...]
 """Where a value stands inside a recipe: keys and list indices from the top."""
@@ -35,10 +34,10 @@ def show(value: object) -> str:
 def closest(word: str, options: Iterable[str]) -> str | None:
     """The option that ``word`` is most likely a misspelling of."""
     matcher = difflib.SequenceMatcher(b=word.lower())
-    best, best_rank = None, (0.6, 0)
+    best, best_rank = None, (0.6, False)
     for option in options:
         matcher.set_seq1(option.lower())
-        rank = (matcher.ratio(), len(commonprefix([word.lower(), option.lower()])))
+        rank = (matcher.ratio(), option[:1].lower() == word[:1].lower())
         if rank > best_rank:
             best, best_rank = option, rank
     return best
