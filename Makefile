@@ -16,8 +16,10 @@ help: ## Show this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 demo: $(VENV)/.runtime ## Set up, then let two small trained models answer a word problem and a ledger
-	$(BIN)/tokenflow run recipes/demo.yaml --trace $$'Q: Tom buys 4 pens at $$3 and 7 cups at $$12. Total?\nA: '
-	$(BIN)/tokenflow run recipes/demo.yaml --trace $$'Q: Ledger from 34: a+8 b+8 c-9 d-1 e-8 f-7 g+9 h+8 i+8 j-4 k-1 l-7 m+6 n+6 o-5\nA: '
+	$(BIN)/tokenflow run recipes/demo.yaml --chat --trace \
+	  'Eva sold 2 mugs for $$10 each and 2 caps for $$4 each. Total?'
+	$(BIN)/tokenflow run recipes/demo.yaml --chat --trace \
+	  'Ledger from 39: a+3 b+5 c-3 d-1 e+1 f-1 g+8 h+6 i-8 j-9 k+7 l-6 m-6 n-8 o+1'
 
 test: lint ## Set up, then lint, type-check and run the tests
 	$(BIN)/python -m pytest --ignore=tests/exact

@@ -249,9 +249,9 @@ def train(options: Options) -> None:
         "cpu_seconds": round(time.process_time(), 1),
         "loss": average,
         "teacher_forced_exact": exactness,
-        "args": asdict(options),
+        "args": {name: value for name, value in asdict(options).items() if name != "out"},
     }
-    (directory / "train_log.json").write_text(json.dumps(log, indent=1, default=str))
+    (directory / "train_log.json").write_text(json.dumps(log, indent=1, default=str) + "\n")
 
 
 def report(schedule: Schedule, tokens: int, loss: float, exactness: dict[str, float]) -> None:

@@ -167,7 +167,7 @@ def train(options: Options) -> None:
         "collm": train_co_llm(small, large, data, goal, options.out / "collm_small", options),
     }
     entries = {name: report.entry() for name, report in reports.items()}
-    (options.out / "heads.json").write_text(json.dumps(entries, indent=1))
+    (options.out / "heads.json").write_text(json.dumps(entries, indent=1) + "\n")
     print(f"{time.perf_counter() - start:.0f} s")
 
 
