@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import anyio
 from anyio import to_thread
+from anyio.abc import TaskGroup
 
 from tokenflow.actors.sequence import Limits
 from tokenflow.actors.sequence import Sequence as Request
@@ -63,7 +64,7 @@ class Router:
         self._ids = itertools.count(1)
         self._members: Members | None = None
         self._system: ActorSystem | None = None
-        self._tasks = anyio.create_task_group()
+        self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Router:
         """Load every model the recipe can reach.
@@ -75,21 +76,22 @@ class Router:
         system = ActorSystem(
             members.recipe, members.vocab_limit, members.eos_token_ids, members.fingerprints, self._observer
         )
-        await self._tasks.__aenter__()
+        tasks = anyio.create_task_group()
+        await tasks.__aenter__()
         try:
-            await system.start(self._tasks)
+            await system.start(tasks)
         except BaseException:
             system.kill()
-            self._tasks.cancel_scope.cancel()
-            await self._tasks.__aexit__(None, None, None)
+            tasks.cancel_scope.cancel()
+            await tasks.__aexit__(None, None, None)
             raise
-        self._members, self._system = members, system
+        self._members, self._system, self._tasks = members, system, tasks
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        assert self._system is not None
+        assert self._system is not None and self._tasks is not None
         with anyio.CancelScope(shield=True):
             # Somebody who leaves in a hurry (an error, Ctrl-C) does not wait for a batch to end.
             await self._system.stop(_STOP_GRACE_S if kind is None else _STOP_GRACE_S / 5)

@@ -13,11 +13,12 @@ import signal
 import socket
 import sys
 import threading
+from typing import NoReturn
 
 _EXIT_ORPHAN = 3
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Serve the router at the other end of the inherited socket until it stops us or is gone."""
     faulthandler.enable()
     # Ctrl-C reaches the whole terminal: it is the router's business to stop its workers.
@@ -28,7 +29,10 @@ def main() -> int:
     threading.Thread(target=_exit_with_router, args=(sock.fileno(),), daemon=True).start()
     from tokenflow.worker.loop import serve
 
-    return serve(sock)
+    code = serve(sock)
+    # Nothing is left to tidy up, and unloading torch would take longer than loading it.
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _exit_with_router(fd: int) -> None:
@@ -40,4 +44,4 @@ def _exit_with_router(fd: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -179,17 +179,18 @@ class Worker:
         """The index of the rule that fires for each row, -1 for none."""
         if not self._hello.rules:
             return [-1] * len(tokens)
-        device = logits.device
-        values = torch.tensor(
-            [resident.settings.params for _, resident in complete], dtype=torch.float32, device=device
-        )
+        device, needs = logits.device, self._route.signals
+        given = [
+            (row.run_length + 1, resident.fed - resident.settings.prompt_tokens) for row, resident in complete
+        ]
+        values = torch.tensor([resident.settings.params for _, resident in complete], device=device)
         signals = Signals(
             logits=logits,
             tokens=torch.tensor(tokens, device=device),
-            positions=torch.tensor(
-                [resident.fed - resident.settings.prompt_tokens for _, resident in complete], device=device
-            ),
-            run_lengths=torch.tensor([row.run_length + 1 for row, _ in complete], device=device),
+            positions=torch.tensor([at for _, at in given], device=device) if "position" in needs else None,
+            run_lengths=torch.tensor([run for run, _ in given], device=device)
+            if "run_length" in needs
+            else None,
             params={name: values[:, index] for index, name in enumerate(self._hello.params)},
         )
         fired: list[int] = self._route(signals).tolist()

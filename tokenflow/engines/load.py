@@ -1,0 +1,57 @@
+"""Engines by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenflow.engines.base import Engine
+from tokenflow.errors import UnsupportedModel
+from tokenflow.types import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+ENGINES = ("torch",)
+
+
+def load_engine(config: ModelConfig) -> Engine:
+    """Load the model of ``config``, whose ``path`` is a local directory, with the engine that it names.
+
+    ``engine`` is one of :data:`ENGINES`, or ``FILE.py:NAME``: a callable of that file which takes the
+    config and returns an :class:`Engine`.
+
+    :raises UnsupportedModel: for an engine that does not exist, or a model that it does not implement.
+    :raises ModelLoadError: if the model cannot be loaded.
+    """
+    if ":" in config.engine:
+        return _load_own(config)
+    if config.engine not in ENGINES:
+        raise UnsupportedModel(f"engine {config.engine!r} does not exist; engines: {', '.join(ENGINES)}")
+    # torch takes a second to import, and an engine of another kind may not need it.
+    from tokenflow.engines.torch import TorchEngine
+
+    if config.tensor_parallel > 1:
+        logger.warning(
+            "tensor_parallel=%d is ignored: the torch engine runs %s on one device",
+            config.tensor_parallel,
+            config.path,
+        )
+    return TorchEngine(config)
+
+
+def _load_own(config: ModelConfig) -> Engine:
+    file, _, name = config.engine.rpartition(":")
+    try:
+        spec = importlib.util.spec_from_file_location(f"tokenflow_engine_{Path(file).stem}", file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{file} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        make: Callable[[ModelConfig], Engine] = getattr(module, name)
+    except (ImportError, OSError, AttributeError) as error:
+        raise UnsupportedModel(f"engine {config.engine!r} cannot be imported: {error}") from error
+    return make(config)
