@@ -12,7 +12,7 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPT = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 failure, 2 usage or recipe, 130 interrupt."""
-    args = _parser().parse_args(argv)
+    args = _parse(argv)
     try:
         return int(args.command(args))
     except KeyboardInterrupt:
@@ -22,6 +22,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has left; Python must not complain about it at exit either.
         sys.stdout = None
         return EXIT_FAILURE
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    # argparse before 3.13 takes an optional positional for absent once a flag follows the recipe.
+    if len(rest) == 1 and getattr(args, "prompt", "") is None and (rest[0] == "-" or rest[0][:1] != "-"):
+        args.prompt = rest.pop()
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
 
 
 def _parser() -> argparse.ArgumentParser:
