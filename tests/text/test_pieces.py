@@ -33,7 +33,7 @@ TOKEN = st.sampled_from(
 
 
 def state(decoder: Any) -> dict[str, Any]:
-    return json.loads(decoder.__getstate__())
+    return dict(json.loads(decoder.__getstate__()))
 
 
 @pytest.mark.parametrize("name", SUPPORTED)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -245,5 +244,6 @@ def test_special_tokens_in_the_config_may_be_objects(tmp_path: Path) -> None:
     token = {"__type": "AddedToken", "content": "b", "lstrip": False, "rstrip": False, "normalized": True}
     directory = save(tmp_path, word_level(["<unk>", "a", "b"]), {"eos_token": token, "bos_token": None})
     tokenizer = Tokenizer.load(directory)
-    assert (tokenizer.eos_ids, tokenizer.bos_id, tokenizer.special_ids) == ((2,), None, {2})
-    assert json.loads((directory / "tokenizer_config.json").read_text())["eos_token"] == token
+    assert tokenizer.eos_ids == (2,)
+    assert tokenizer.special_ids == {2}
+    assert tokenizer.bos_id is None
