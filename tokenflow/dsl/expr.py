@@ -164,7 +164,7 @@ def _scan(line: str) -> list[Fault]:
             misplaced.append(Fault(at, '")" without "("'))
         elif token == "," and not (opened and opened[-1][1]):
             misplaced.append(Fault(at, 'unexpected ","'))
-        elif len(opened) >= MAX_DEPTH:
+        elif token == "(" and len(opened) == MAX_DEPTH:
             misplaced.append(_too_deep(at))
         elif not _fits(token, previous, operand_next):
             misplaced.append(Fault(at, f"unexpected {show(token)}"))
@@ -241,8 +241,7 @@ class _Reader:
 
     def read(self, node: ast.expr, depth: int) -> tuple[Expr, Kind | None]:
         if depth > MAX_DEPTH:
-            self.faults.append(_too_deep(self.start + node.col_offset))
-            return _NOTHING, None
+            raise ExpressionError([_too_deep(self.start + node.col_offset)])
         match node:
             case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
                 whole = isinstance(value, int) and value <= MAX_WHOLE

@@ -9,7 +9,7 @@ from typing import Any, get_origin
 
 from tokenflow.dsl.schema import Model, shape_at, unknown_key
 from tokenflow.dsl.source import Document, Spot, read_value
-from tokenflow.dsl.wording import Path, did_you_mean, key_path, show
+from tokenflow.dsl.wording import Path, did_you_mean, key_path, printable, show
 from tokenflow.errors import Problem
 
 _STEP = r"(?:[\w-]+(?:\[\d{1,9}\])*)"
@@ -23,7 +23,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
     """
     folders = (FilePath.cwd(), *document.spot(()).folders)
     for override in overrides:
-        spot = Spot(f"--set {override}", folders)
+        spot = Spot(f"--set {printable(override)}", folders)
         fault = _apply(document, override, spot)
         if fault is not None:
             path, message = fault
@@ -68,13 +68,20 @@ def _misstep(document: Document, parent: Path, key: str | int, value: object) ->
     if value is not None and not isinstance(value, dict) and not (shape is Model and isinstance(value, str)):
         return f"cannot be set: {key_path(parent)} is {show(value)} in the recipe"
     if not named:
-        return None if key in shape.model_fields else unknown_key((*parent, key))
+        if key in shape.model_fields:
+            return None
+        is_param = not parent and key in _names(document, "params")
+        return f'unknown key (did you mean "params.{key}"?)' if is_param else unknown_key((*parent, key))
     kind = "param" if parent == ("params",) else "model"
-    names = document.data.get(f"{kind}s")
-    known = list(names) if isinstance(names, dict) else []
+    known = _names(document, f"{kind}s")
     if key in known:
         return None
     return f"unknown {kind}" + (did_you_mean(key, known) or f" (known: {', '.join(known) or 'none'})")
+
+
+def _names(document: Document, key: str) -> list[str]:
+    names = document.data.get(key)
+    return list(names) if isinstance(names, dict) else []
 
 
 def _child(value: object, key: str | int) -> object:

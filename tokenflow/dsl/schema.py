@@ -120,9 +120,10 @@ def unknown_key(path: Path) -> str:
     homes = {name: place for place, shape in _places(Recipe, "") for name in shape.model_fields}
     if key in homes:
         return f"unknown key here: it belongs {homes[key]}"
-    if closest(key, known) is None and (near := closest(key, homes)) is not None:
-        return f'unknown key (did you mean "{near}" {homes[near]}?)'
-    return "unknown key" + (did_you_mean(key, known) or f" (known keys: {', '.join(known)})")
+    near = closest(key, [*known, *homes])
+    if near is None:
+        return f"unknown key (known keys: {', '.join(known)})"
+    return f'unknown key (did you mean "{near}"{"" if near in known else " " + homes[near]}?)'
 
 
 def _places(shape: Any, path: str) -> Iterator[tuple[str, type[_Shape]]]:
@@ -178,7 +179,8 @@ def _expected_mapping(path: Path, error: ErrorDetails) -> str:
         return f"expected a mapping of names, got {show(error['input'])}"
     keys = list(shape.model_fields)
     some = ", ".join([*keys[:3], *(["..."] if len(keys) > 3 else [])])
-    return f"expected a mapping with the keys {some}, got {show(error['input'])}"
+    what = "a path or a mapping" if shape is Model else "a mapping"
+    return f"expected {what} with the keys {some}, got {show(error['input'])}"
 
 
 def _expected_list(path: Path, error: ErrorDetails) -> str:

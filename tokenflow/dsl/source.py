@@ -197,8 +197,7 @@ def _unreadable(name: str, message: str) -> RecipeError:
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
-    parts = [part for part in (error.problem, error.context) if part]
-    return " ".join(" ".join(parts).split())
+    return ": ".join(" ".join(part.split()) for part in (error.context, error.problem) if part)
 
 
 class _Loader(yaml.SafeLoader):
@@ -263,7 +262,8 @@ class _Builder:
                 self._note(spot, inner, "merge keys are not supported: repeat the keys")
             elif key_node.value in result:
                 first = self.document.keys[inner].line
-                self._note(spot, inner, f"duplicate key (lines {first} and {spot.line})")
+                where = f"lines {first} and {spot.line}" if first != spot.line else f"twice on line {first}"
+                self._note(spot, inner, f"duplicate key ({where})")
             else:
                 self.document.keys[inner] = spot
                 result[key_node.value] = self.build(value_node, inner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 Path = tuple[str | int, ...]
 """Where a value stands inside a recipe: keys and list indices from the top."""
@@ -20,10 +20,11 @@ def show(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value if len(value) <= _SHOWN else value[: _SHOWN - 3] + "...", ensure_ascii=False)
+        short = value if len(value) <= _SHOWN else value[: _SHOWN - 3] + "..."
+        return printable(json.dumps(short, ensure_ascii=False))
     if isinstance(value, Mapping):
         return "a mapping"
-    if isinstance(value, Sequence):
+    if isinstance(value, list):
         return "a list"
     if isinstance(value, int | float):
         text = repr(value)
@@ -31,10 +32,15 @@ def show(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+def printable(text: str) -> str:
+    """``text`` on one line, with control characters escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def closest(word: str, options: Iterable[str]) -> str | None:
     """The option that ``word`` is most likely a misspelling of."""
     matcher = difflib.SequenceMatcher(b=word.lower())
-    best, best_rank = None, (0.6, False)
+    best, best_rank = None, (0.6, True)
     for option in options:
         matcher.set_seq1(option.lower())
         rank = (matcher.ratio(), option[:1].lower() == word[:1].lower())
