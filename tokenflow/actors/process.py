@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,38 +21,44 @@ from tokenflow.settings import worker_environment
 from tokenflow.wire.channel import Channel
 from tokenflow.wire.messages import Failure, Hello, Ready, Step, StepDone, Stop, ToRouter
 
+_COMMAND = (sys.executable, "-P", "-m", "tokenflow.worker")
 _STDERR_LINES = 20
+_LONGEST_LINE = 4096
 _EXIT_GRACE_S = 1.0
 
 log = logging.getLogger("tokenflow.worker")
 
 
-class WorkerProcess:
+class WorkerProcess(asyncio.SubprocessProtocol):
     """One worker process and the channel to it.
 
     ``died`` is set, with ``error`` saying why, as soon as the process is gone without having been asked
-    to go; every question that is open then gets that error.
+    to go; every question that is open then gets that error.  ``command`` is what is run; the number of
+    its end of the channel's socketpair is added as the last argument.
     """
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: Hello, command: Sequence[str] = _COMMAND) -> None:
         self.hello = hello
+        self._command = command
         self.died = asyncio.Event()
         self.error: TokenflowError | None = None
-        self._process: Process | None = None
+        self._process: asyncio.SubprocessTransport | None = None
+        self._exited = asyncio.Event()
         self._channel: Channel | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._step: asyncio.Future[StepDone] | None = None
-        self._hung_up = asyncio.Event()
+        self._over = asyncio.Event()
         self._reason: Exception | None = None
         self._failure: Failure | None = None
         self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._stderr_line = b""
         self._stderr_closed = asyncio.Event()
         self._stopping = False
 
     @property
     def pid(self) -> int:
         """The worker's process id; 0 before it was started."""
-        return self._process.pid if self._process else 0
+        return self._process.get_pid() if self._process else 0
 
     async def start(self, tasks: TaskGroup) -> Ready:
         """Start the process and wait until its model is loaded.
@@ -59,14 +66,16 @@ class WorkerProcess:
         :raises ModelLoadError: if the model cannot be loaded.
         :raises WorkerDied: if the process ends before it is ready.
         """
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
         ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setblocking(False)
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                "-m",
-                "tokenflow.worker",
+        ours.setblocking(False)
+        # A process that is half started could not be ended.
+        with theirs, anyio.CancelScope(shield=True):
+            self._channel = await Channel.connect(ours, self)
+            self._process, _ = await loop.subprocess_exec(
+                lambda: self,
+                *self._command,
                 str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 stdin=DEVNULL,
@@ -75,10 +84,9 @@ class WorkerProcess:
                 start_new_session=True,
                 env=worker_environment(self.hello.config.threads),
             )
-        tasks.start_soon(self._read_stderr)
-        self._ready = asyncio.get_running_loop().create_future()
-        self._channel = await Channel.connect(ours, self)
-        tasks.start_soon(self._watch)
+        tasks.start_soon(self._watch, name=f"{self.hello.model}.worker")
+        if self._stopping:
+            self.kill()
         self._channel.send(self.hello)
         return await self._ready
 
@@ -94,17 +102,15 @@ class WorkerProcess:
     async def stop(self, grace_s: float) -> None:
         """Ask the worker to finish; terminate and then kill it if it does not within ``grace_s`` each."""
         self._stopping = True
-        if self._process is None or self._channel is None:
-            self.kill()
-            return
-        self._channel.send(Stop())
-        for last_resort in (signal.SIGTERM, signal.SIGKILL):
-            with anyio.move_on_after(grace_s):
-                await self._process.wait()
-                break
-            self._signal(last_resort)
-        await self._process.wait()
-        self._channel.close()
+        if self._process is not None and self._channel is not None:
+            self._channel.send(Stop())
+            for last_resort in (signal.SIGTERM, signal.SIGKILL):
+                with anyio.move_on_after(grace_s):
+                    await self._exited.wait()
+                self._signal(last_resort)
+            await self._buried()
+        if self._channel is not None:
+            self._channel.close()
 
     def kill(self) -> None:
         """End the worker at once, without asking."""
@@ -121,36 +127,65 @@ class WorkerProcess:
             self._ready.set_result(message)
         elif isinstance(message, Failure):
             self._failure = message
+            self._over.set()
         else:
             raise ProtocolError(f"unexpected {type(message).__name__} from {self._name}")
 
     def closed(self, error: Exception | None) -> None:
         """Part of :class:`tokenflow.wire.channel.Receiver`."""
         self._reason = error
-        self._hung_up.set()
+        self._over.set()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """The process wrote to its stderr."""
+        *lines, rest = (self._stderr_line + data).split(b"\n")
+        self._stderr_line = rest[-_LONGEST_LINE:]
+        for line in lines:
+            self._report(line)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        """Nobody holds the process's stderr any more."""
+        if self._stderr_line:
+            self._report(self._stderr_line)
+        self._stderr_closed.set()
+
+    def process_exited(self) -> None:
+        """The process is gone; its end of the channel may live on in a process that it started."""
+        self._exited.set()
+        assert self._channel is not None
+        asyncio.get_running_loop().call_later(_EXIT_GRACE_S, self._channel.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The process is gone and so is its stderr."""
+        if self._process is not None:
+            self._process.close()
 
     @property
     def _name(self) -> str:
         return f"worker of model {self.hello.model!r} (pid {self.pid})"
 
     async def _watch(self) -> None:
-        """Turn the end of the channel into one error, told to everybody who waits."""
-        assert self._process is not None
-        await self._hung_up.wait()
+        """Turn the end of the conversation into one error, told to everybody who waits."""
+        await self._over.wait()
         with anyio.move_on_after(_EXIT_GRACE_S):
-            await self._process.wait()
-        if self._process.returncode is None:
-            self._signal(signal.SIGKILL)
-            await self._process.wait()
-        with anyio.move_on_after(_EXIT_GRACE_S):
-            await self._stderr_closed.wait()
-        self.error = self._explain(self._process.returncode or 0)
+            await self._exited.wait()
+        self._signal(signal.SIGKILL)
+        self.error = self._explain(await self._buried())
         if not self._stopping:
             self.died.set()
         for waiting in (self._ready, self._step):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(self.error)
                 waiting.exception()
+
+    async def _buried(self) -> int:
+        """Wait for the process's end and its last words; returns its exit code."""
+        assert self._process is not None
+        await self._exited.wait()
+        with anyio.move_on_after(_EXIT_GRACE_S):
+            await self._stderr_closed.wait()
+        self._process.close()
+        return self._process.get_returncode() or 0
 
     def _explain(self, code: int) -> TokenflowError:
         if self._failure is not None:
@@ -162,28 +197,16 @@ class WorkerProcess:
         tail = f"; its last words:{lines}" if lines else ""
         return WorkerDied(f"{self._name} ended with {cause}{reason}{tail}")
 
-    async def _read_stderr(self) -> None:
-        assert self._process is not None and self._process.stderr is not None
-        async for line in _lines(self._process.stderr):
-            self._stderr.append(line)
-            log.warning("[%s] %s", self.hello.model, line)
-        self._stderr_closed.set()
+    def _report(self, line: bytes) -> None:
+        text = line[-_LONGEST_LINE:].decode(errors="replace").rstrip()
+        self._stderr.append(text)
+        log.warning("[%s] %s", self.hello.model, text)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
+        """Signal the worker and whatever it has started, unless it is gone."""
+        if self._process is not None and not self._exited.is_set():
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
-
-
-async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    while True:
-        try:
-            line = await stream.readline()
-        except ValueError:  # longer than the reader's limit: what fits was dropped by asyncio
-            continue
-        if not line:
-            return
-        yield line.decode(errors="replace").rstrip()
+                os.killpg(self.pid, number)
 
 
 def _signal_name(number: int) -> str:
