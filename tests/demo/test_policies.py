@@ -30,7 +30,7 @@ def large() -> Decoder:
 
 @pytest.fixture(scope="module")
 def problems() -> list[Problem]:
-    return load_eval(HERE / "eval.jsonl", 16)
+    return load_eval(HERE / "eval.jsonl", 9)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_answers_do_not_depend_on_the_batch_they_are_in(
     small: Decoder, large: Decoder, problems: list[Problem]
 ) -> None:
     together = policies.simulate(problems, policies.r_stitch(0.03), small, large)
-    apart = policies.simulate(problems, policies.r_stitch(0.03), small, large, batch=5)
+    apart = policies.simulate(problems, policies.r_stitch(0.03), small, large, batch=4)
     assert [(r.ids, r.large, r.handoffs) for r in together] == [(r.ids, r.large, r.handoffs) for r in apart]
 
 
