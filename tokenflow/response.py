@@ -114,8 +114,9 @@ class Response(AsyncIterator[StreamEvent]):
 
     async def _begun(self) -> tuple[Sequence, Reader]:
         if self._request is None:
-            self._request = await self._open()
-            self._system.submit(self._request[0])
+            request = await self._open()
+            self._system.submit(request[0])
+            self._request = request
         return self._request
 
     async def _news(self, reader: Reader) -> None:

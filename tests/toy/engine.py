@@ -1,9 +1,10 @@
 """A toy engine: logits are a pure function of the token ids, and trouble comes as a file says.
 
-``toy.json`` in the model directory may hold: ``vocab_size`` (default: as the demo's 128),
-``context_length``, ``kv_capacity``, ``max_requests``, ``block_size``, ``step_s`` (sleep per step),
-``nan_after`` (a token id: logits are NaN once a sequence holds it), ``die_at_step`` (exit code 9),
-``raise_at_step``, ``fail_load`` (a message), ``die_loading``.
+``toy.json`` in the model directory may hold: ``vocab_size`` (default: as the demo's 128), ``salt``
+(another salt, another model), ``context_length``, ``kv_capacity``, ``max_requests``, ``block_size``,
+``step_s`` (sleep per step), ``nan_first`` (a token id: logits of sequences that begin with it are NaN),
+``die_at_step`` (with exit code 9), ``raise_at_step``, ``fail_load`` (a message), ``die_loading`` (an exit
+code).
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ class ToyEngine:
         script = Path(config.path) / "toy.json"
         options: dict[str, Any] = json.loads(script.read_text()) if script.exists() else {}
         if "die_loading" in options:
-            print("the toy engine dies while loading", file=sys.stderr, flush=True)
+            os.write(2, b"the toy engine dies while loading\n")
             os._exit(options["die_loading"])
         if "fail_load" in options:
             raise ModelLoadError(options["fail_load"])
@@ -63,7 +63,7 @@ class ToyEngine:
     def step(self, extends: Sequence[Extend]) -> StepOutput:
         self._steps += 1
         if self._steps == self._options.get("die_at_step"):
-            print("the toy engine dies", file=sys.stderr, flush=True)
+            os.write(2, b"the toy engine dies\n")
             os._exit(9)
         if self._steps == self._options.get("raise_at_step"):
             raise EngineError("the toy engine raises")
@@ -97,14 +97,14 @@ class ToyEngine:
         self._slots.clear()
 
     def _logits(self, tokens: list[int]) -> torch.Tensor:
-        if self._options.get("nan_after") in tokens:
+        if self._options.get("nan_first") == tokens[0]:
             return torch.full((self.info.vocab_size,), math.nan)
-        return toy_logits(tokens, self.info.vocab_size)
+        return toy_logits(tokens, self.info.vocab_size, self._options.get("salt", 0))
 
 
-def toy_logits(tokens: Sequence[int], vocab_size: int) -> torch.Tensor:
-    """The logits after ``tokens``: pseudo-random, a function of the last eight ids and the length."""
-    seed = len(tokens)
+def toy_logits(tokens: Sequence[int], vocab_size: int, salt: int = 0) -> torch.Tensor:
+    """Pseudo-random logits: a function of the salt, the last eight ids and the length."""
+    seed = salt * 7919 + len(tokens)
     for token in tokens[-8:]:
         seed = (seed * 1_000_003 + token + 1) % 2**62
     return 4 * torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed))
