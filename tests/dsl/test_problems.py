@@ -445,8 +445,8 @@ thresholds: {llm: 3}
 batching: {policy: auto, thresholds: {slm: 1.0, lm: 3}}
 """
     lines = [
-        "1:7: error: name: expected text, got 3",
         '1:1: error: missing key "entry"',
+        "1:7: error: name: expected text, got 3",
         '2:1: error: entery: unknown key (did you mean "entry"?)',
         '3:15: error: params.tau: expected a number, got "0,03" (did you mean 0.03?)',
         '3:23: error: params.entropy: "entropy" is a signal: choose another name',
@@ -460,7 +460,7 @@ batching: {policy: auto, thresholds: {slm: 1.0, lm: 3}}
         '(did you mean "drop_last"?)',
         f'11:7: error: routes.slm[1]: missing key "send" {SEND}',
         '11:35: error: routes.slm[1].when: attributes are not supported, got ".bar"',
-        '11:47: error: routes.slm[1].to: unknown model "lm" (did you mean "llm"?)',
+        '11:49: error: routes.slm[1].to: unknown model "lm" (did you mean "llm"?)',
         '15:9: error: routes.llm[0].when: "and" needs conditions, but "margin" is a number',
         f"16:11: error: routes.llm[0].to: {SELF}",
         "18:1: error: thresholds: unknown key here: it belongs under batching",
@@ -468,12 +468,7 @@ batching: {policy: auto, thresholds: {slm: 1.0, lm: 3}}
         "19:44: error: batching.thresholds.slm: expected a whole number, got 1.0",
         '19:49: error: batching.thresholds.lm: unknown model "lm" (did you mean "llm"?)',
     ]
-    assert problems(text) == [f"recipe.yaml:{line}" for line in sorted(lines, key=line_and_column)]
-
-
-def line_and_column(text: str) -> tuple[int, int]:
-    line, column, _ = text.split(":", 2)
-    return int(line), int(column)
+    assert problems(text) == [f"recipe.yaml:{line}" for line in lines]
 
 
 def test_a_recipe_given_as_data_is_checked_in_the_same_way() -> None:
