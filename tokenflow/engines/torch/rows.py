@@ -1,0 +1,333 @@
+"""Contiguous KV cache: one row of the arena per request.  The default on a CPU.
+
+Nothing is gathered: attention reads rows in place, and neighbouring rows of similar length in one call.
+Rows are as long as a request may become, which costs address space only: memory is touched as tokens come,
+and given back to the system when they go.  What lies behind a row's tokens is always zero, so that a masked
+key or value is a finite number whatever an earlier request left there.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import gcd
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tokenflow.engines.base import Opened
+from tokenflow.engines.torch.config import ModelSpec
+from tokenflow.engines.torch.kv import CausalMasks, Feed, Plan, Queries, Read, blocks_of, integers
+from tokenflow.engines.torch.prefix import common_prefix
+from tokenflow.errors import EngineError, ModelLoadError
+
+_CALL_COST = 32_768
+"""What one more attention call costs, in wasted keys times query channels (measured: about 9 us)."""
+
+_SLICE = 8
+"""Feeds of at least this many tokens are written as a slice; the others in one indexed write."""
+
+
+@dataclass(slots=True)
+class _Row:
+    tokens: list[int] = field(default_factory=list)
+    open: bool = False
+    used: int = 0
+
+
+class _Strip(NamedTuple):
+    """Where a read lies in a layer: size and offset of its keys; values follow ``kv_heads`` later."""
+
+    size: tuple[int, int, int, int]
+    offset: int
+
+
+class _Places(NamedTuple):
+    """Where a step writes: the first ``scattered`` tokens by row and position, then whole slices of tokens
+    as (row, position, first token, stop)."""
+
+    scattered: int
+    rows: Tensor
+    positions: Tensor
+    slices: tuple[tuple[int, int, int, int], ...]
+
+
+class RowCache:
+    """A :class:`~tokenflow.engines.torch.kv.KVCache` of ``rows`` rows.
+
+    :param row_length: most tokens of one row.
+    :param capacity: most tokens of all rows, released ones that are kept for their prefix included.
+    :param max_open: most rows open at once; further rows only keep prefixes.
+    :param reuse: look for prefixes in other rows.
+    :raises ModelLoadError: if the address space cannot be had.
+    """
+
+    block_size = 1
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        row_length: int,
+        capacity: int,
+        max_open: int,
+        reuse: bool,
+    ) -> None:
+        self.capacity = capacity
+        self._max_open = max_open
+        self._reuse = reuse
+        self._device = device
+        self._kv_heads = spec.kv_heads
+        self._group = spec.heads // spec.kv_heads
+        self._channels = spec.heads * spec.head_dim
+        rows = 2 * max_open if reuse else max_open
+        self._token_bytes = spec.head_dim * dtype.itemsize
+        per_page = mmap.PAGESIZE // gcd(mmap.PAGESIZE, self._token_bytes)
+        length = -(-row_length // per_page) * per_page
+        shape = (spec.layers, rows, 2 * spec.kv_heads, length, spec.head_dim)
+        self._memory, self._arena = _reserve(shape, dtype, device)
+        self._layers = self._arena.unbind(0)
+        self._by_token = [layer.transpose(1, 2) for layer in self._layers]
+        self._layer_stride, self._row_stride, head, token, channel = self._arena.stride()
+        self._strides = (self._row_stride, head, token, channel)
+        self._head_dim = spec.head_dim
+        self._values = spec.kv_heads * head
+        self._rows = [_Row() for _ in range(rows)]
+        self._held = 0
+        self._clock = 0
+        self._masks = CausalMasks(dtype, device)
+
+    def open(self, tokens: Sequence[int]) -> Opened:
+        if sum(row.open for row in self._rows) >= self._max_open:
+            raise EngineError(f"all {self._max_open} slots are taken; release one first")
+        wanted = list(tokens)
+        source, shared = self._longest_prefix(wanted) if self._reuse else (None, 0)
+        slot = self._place(source, shared)
+        row = self._rows[slot]
+        if slot == source:
+            self._cut(slot, shared)
+        else:
+            self._cut(slot, 0)
+            shared = min(shared, self._make_room(shared, spare=source))
+            if source is not None and shared:
+                self._arena[:, slot, :, :shared] = self._arena[:, source, :, :shared]
+                row.tokens = wanted[:shared]
+                self._held += shared
+                self._touch(source)
+        row.open = True
+        return Opened(slot, shared)
+
+    def length(self, slot: int) -> int:
+        return len(self._row(slot).tokens)
+
+    def plan(self, feeds: Sequence[Feed]) -> Plan:
+        need = sum(len(feed.tokens) for feed in feeds)
+        if self._make_room(need) < need:
+            raise EngineError(
+                f"KV cache full: {need} more tokens do not fit beside the {self._held} "
+                f"of the open slots (capacity {self.capacity})"
+            )
+        singles = sorted((slot, i) for i, (slot, tokens) in enumerate(feeds) if len(tokens) == 1)
+        longer = sorted((len(feed.tokens), i) for i, feed in enumerate(feeds) if len(feed.tokens) > 1)
+        rows = [slot for slot, _ in singles]
+        ids = [feeds[i].tokens[0] for _, i in singles]
+        positions = [len(self._rows[slot].tokens) for slot in rows]
+        stop = max(positions, default=-1) + 1
+        reads = list(self._single_reads(rows, positions))
+        slices: list[tuple[int, int, int, int]] = []
+        for count, i in longer:
+            slot, tokens = feeds[i]
+            past, start = len(self._rows[slot].tokens), len(ids)
+            ids += tokens
+            positions += range(past, past + count)
+            stop = max(stop, past + count)
+            queries = blocks_of(start, past, count, self._group, self._masks)
+            reads.append(self._strip(slot, 1, past + count, queries))
+            if count < _SLICE:
+                rows += [slot] * count
+            else:
+                slices.append((slot, past, start, start + count))
+        places = integers(positions, self._device)
+        return Plan(
+            order=tuple(i for _, i in (*singles, *longer)),
+            feeds=tuple(feeds),
+            ids=integers(ids, self._device),
+            positions=places,
+            stop=stop,
+            reads=tuple(reads),
+            where=_Places(len(rows), integers(rows, self._device), places[: len(rows)], tuple(slices)),
+        )
+
+    def write(self, layer: int, kv: Tensor, plan: Plan) -> None:
+        places: _Places = plan.where
+        target = self._by_token[layer]
+        if places.scattered:
+            source = kv if places.scattered == len(kv) else kv[: places.scattered]
+            target.index_put_((places.rows, places.positions), source)
+        for row, position, start, stop in places.slices:
+            target[row, position : position + stop - start] = kv[start:stop]
+
+    def read(self, layer: int, read: Read) -> tuple[Tensor, Tensor]:
+        strip: _Strip = read.where
+        offset = layer * self._layer_stride + strip.offset
+        return (
+            self._arena.as_strided(strip.size, self._strides, offset),
+            self._arena.as_strided(strip.size, self._strides, offset + self._values),
+        )
+
+    def commit(self, plan: Plan) -> None:
+        for slot, tokens in plan.feeds:
+            self._rows[slot].tokens += tokens
+            self._held += len(tokens)
+
+    def abandon(self, plan: Plan) -> None:
+        for slot, tokens in plan.feeds:
+            past = len(self._rows[slot].tokens)
+            self._arena[:, slot, :, past : past + len(tokens)] = 0
+
+    def truncate(self, slot: int, length: int) -> None:
+        row = self._row(slot)
+        if not 0 <= length <= len(row.tokens):
+            raise EngineError(f"cannot truncate slot {slot} to {length} tokens: it holds {len(row.tokens)}")
+        self._cut(slot, length)
+
+    def release(self, slot: int) -> None:
+        row = self._row(slot)
+        row.open = False
+        self._touch(slot)
+        if not self._reuse:
+            self._cut(slot, 0)
+
+    def _row(self, slot: int) -> _Row:
+        if not 0 <= slot < len(self._rows) or not self._rows[slot].open:
+            raise EngineError(f"slot {slot} is not open")
+        return self._rows[slot]
+
+    def _touch(self, slot: int) -> None:
+        self._clock += 1
+        self._rows[slot].used = self._clock
+
+    def _longest_prefix(self, tokens: list[int]) -> tuple[int | None, int]:
+        """The row that shares most first tokens; of equals one that can be taken over as it is."""
+        best: tuple[int, bool, int] = (0, False, -1)
+        for index, row in enumerate(self._rows):
+            if row.tokens:
+                shared = common_prefix(row.tokens, tokens, len(tokens) - 1)
+                best = max(best, (shared, not row.open and shared == len(row.tokens), index))
+        shared, _, index = best
+        return (index, shared) if shared else (None, 0)
+
+    def _place(self, source: int | None, shared: int) -> int:
+        """The row of a new slot: the source if nothing of it is lost, else an empty row, else the oldest."""
+        if source is not None and not self._rows[source].open and len(self._rows[source].tokens) == shared:
+            return source
+        empty = next((i for i, row in enumerate(self._rows) if not row.open and not row.tokens), None)
+        fits = self._held + shared <= self.capacity
+        if empty is not None and fits:
+            return empty
+        if source is not None and not self._rows[source].open and not fits:
+            return source
+        return empty if empty is not None else self._oldest()
+
+    def _oldest(self) -> int:
+        return min((i for i, row in enumerate(self._rows) if not row.open), key=lambda i: self._rows[i].used)
+
+    def _make_room(self, need: int, spare: int | None = None) -> int:
+        """Drop released rows, the oldest first, until ``need`` tokens fit; how many fit."""
+        while self._held + need > self.capacity:
+            kept = [i for i, r in enumerate(self._rows) if not r.open and r.tokens and i != spare]
+            if not kept:
+                break
+            self._cut(min(kept, key=lambda i: self._rows[i].used), 0)
+        return max(0, min(need, self.capacity - self._held))
+
+    def _cut(self, slot: int, length: int) -> None:
+        """Forget all but the first ``length`` tokens; what they took is zero again, whole pages are freed."""
+        row = self._rows[slot]
+        stop = len(row.tokens)
+        if length == stop:
+            return
+        self._arena[:, slot, :, length:stop] = 0
+        del row.tokens[length:]
+        self._held -= stop - length
+        if self._memory is not None:
+            for start, size in self._whole_pages(slot, length, stop):
+                self._memory.madvise(mmap.MADV_DONTNEED, start, size)
+
+    def _whole_pages(self, slot: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """(first byte, bytes) of the pages that tokens ``start`` to ``stop`` fill, per layer and head."""
+        page = mmap.PAGESIZE
+        first = -(-start * self._token_bytes // page) * page
+        size = (-(-stop * self._token_bytes // page) * page) - first
+        if size <= 0:
+            return
+        itemsize = self._arena.element_size()
+        for layer in range(len(self._layers)):
+            base = (layer * self._layer_stride + slot * self._row_stride) * itemsize
+            for head in range(2 * self._kv_heads):
+                yield base + head * self._strides[1] * itemsize + first, size
+
+    def _strip(self, slot: int, rows: int, keys: int, queries: tuple[Queries, ...]) -> Read:
+        size = (rows, self._kv_heads, keys, self._head_dim)
+        return Read(_Strip(size, slot * self._row_stride), keys, queries)
+
+    def _single_reads(self, rows: Sequence[int], pasts: Sequence[int]) -> Iterator[Read]:
+        """Reads of one token in each of the sorted ``rows``, after the ``pasts`` tokens that they hold."""
+        seen = [past + 1 for past in pasts]
+        mask = None
+        start = 0
+        for stop in cuts(rows, seen, _CALL_COST // self._channels):
+            part = seen[start:stop]
+            keys = max(part)
+            uneven = None
+            if min(part) < keys:
+                if mask is None:
+                    mask = self._masks.of(seen, max(seen))[:, None, None]
+                uneven = mask[start:stop, ..., :keys]
+            queries = (Queries(start, stop - start, 1, keys, uneven),)
+            yield self._strip(rows[start], stop - start, keys, queries)
+            start = stop
+
+
+def cuts(rows: Sequence[int], keys: Sequence[int], call_cost: int) -> list[int]:
+    """Where to cut sorted ``rows``, each with some ``keys``, into attention calls: the stops.
+
+    A call spans neighbouring rows and reads all of them to the length of the longest; a further call costs
+    as much as ``call_cost`` wasted keys.
+    """
+    stops: list[int] = []
+    start = longest = 0
+    for index, count in enumerate(keys):
+        if index > start:
+            waste = (count - longest) * (index - start) if count > longest else longest - count
+            if rows[index] != rows[index - 1] + 1 or waste > call_cost:
+                stops.append(index)
+                start, longest = index, 0
+        longest = max(longest, count)
+    return [*stops, len(rows)] if rows else stops
+
+
+def _reserve(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[mmap.mmap | None, Tensor]:
+    """An arena of zeros; on a CPU its pages come with the first write."""
+    if device.type != "cpu" or not hasattr(mmap, "MAP_PRIVATE") or not hasattr(mmap, "MADV_DONTNEED"):
+        return None, torch.zeros(shape, dtype=dtype, device=device)
+    size = torch.Size(shape).numel() * dtype.itemsize
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        memory = mmap.mmap(-1, size, flags=flags)
+    except OSError as error:
+        raise ModelLoadError(
+            f"cannot reserve {size / 2**30:.1f} GiB of address space for the KV cache ({error}); "
+            "lower kv_cache, context_length or max_requests"
+        ) from error
+    # A huge page would back many rows at once, and each row's first token would touch one per head.
+    with suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory, torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,245 @@
+"""Weights of a dense decoder from safetensors files, checked against the config and fused for speed.
+
+Pickled checkpoints (``pytorch_model.bin``) are never read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tokenflow.engines.torch.config import ModelSpec
+from tokenflow.errors import ModelLoadError, UnsupportedModel
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_SHOWN = 8
+_EMBED, _HEAD, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+
+
+class Norm:
+    """Root mean square normalisation (arXiv 1910.07467) over the last dimension, times a weight.
+
+    On a CPU it is computed as ``x * sqrt(n) * weight / hypot(|x|, sqrt(n * eps))``, which takes half as many
+    passes as the textbook form; always in float32.
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        width = weight.shape[-1]
+        self._weight = weight
+        self._eps = eps
+        self._shape = (width,)
+        self._scale = weight.float() * math.sqrt(width)
+        self._floor = torch.tensor(math.sqrt(width * eps), device=weight.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            return torch.rms_norm(x, self._shape, None, self._eps) * self._weight
+        wide = x.float()
+        length = torch.hypot(torch.linalg.vector_norm(wide, 2, -1, True), self._floor)
+        return (wide / length).mul_(self._scale).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer; projections are [out, in].
+
+    ``qkv`` stacks query, key and value heads, ``gate_up`` the two halves of the gated MLP.  ``qk_norm`` is
+    over each query and key head, its weight [heads + kv_heads, head_dim].
+    """
+
+    attn_norm: Norm
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norm: Norm | None
+    out: Tensor
+    out_bias: Tensor | None
+    mlp_norm: Norm
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All weights; ``embed`` and ``head`` are [V, H] and one tensor where they are tied."""
+
+    embed: Tensor
+    layers: tuple[Layer, ...]
+    norm: Norm
+    head: Tensor
+
+
+def load_weights(path: Path, spec: ModelSpec, dtype: str, device: torch.device) -> Weights:
+    """Load every tensor of the model in ``path`` as ``dtype`` (``auto``: as the embedding is stored).
+
+    :raises ModelLoadError: if files or tensors are missing, left over, damaged or of the wrong shape.
+    :raises UnsupportedModel: if the tensors are stored in a type that the forward pass does not compute in.
+    """
+    with ExitStack() as stack:
+        source = _Source(path, stack)
+        source.check(_shapes(spec))
+        stored = source.dtype(_EMBED)
+        target = DTYPES[stored if dtype == "auto" else dtype]
+
+        def get(name: str) -> Tensor:
+            return source.tensor(name).to(device, target)
+
+        embed = get(_EMBED)
+        return Weights(
+            embed=embed,
+            layers=tuple(_layer(get, spec, f"model.layers.{index}.") for index in range(spec.layers)),
+            norm=Norm(get(_NORM), spec.norm_eps),
+            head=embed if spec.tied else get(_HEAD),
+        )
+
+
+def _layer(get: Any, spec: ModelSpec, prefix: str) -> Layer:
+    def fused(names: str, kind: str) -> Tensor:
+        return torch.cat([get(f"{prefix}{name}.{kind}") for name in names.split()])
+
+    attention = "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
+    mlp = "mlp.gate_proj mlp.up_proj"
+    qk_norm = None
+    if spec.qk_norm:
+        q, k = get(prefix + "self_attn.q_norm.weight"), get(prefix + "self_attn.k_norm.weight")
+        qk_norm = Norm(torch.cat((q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1))), spec.norm_eps)
+    return Layer(
+        attn_norm=Norm(get(prefix + "input_layernorm.weight"), spec.norm_eps),
+        qkv=fused(attention, "weight"),
+        qkv_bias=fused(attention, "bias") if spec.qkv_bias else None,
+        qk_norm=qk_norm,
+        out=get(prefix + "self_attn.o_proj.weight"),
+        out_bias=get(prefix + "self_attn.o_proj.bias") if spec.out_bias else None,
+        mlp_norm=Norm(get(prefix + "post_attention_layernorm.weight"), spec.norm_eps),
+        gate_up=fused(mlp, "weight"),
+        gate_up_bias=fused(mlp, "bias") if spec.mlp_bias else None,
+        down=get(prefix + "mlp.down_proj.weight"),
+        down_bias=get(prefix + "mlp.down_proj.bias") if spec.mlp_bias else None,
+    )
+
+
+def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Every tensor that the model must have, with its shape."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    matrices = {
+        "self_attn.q_proj": (q, hidden, spec.qkv_bias),
+        "self_attn.k_proj": (kv, hidden, spec.qkv_bias),
+        "self_attn.v_proj": (kv, hidden, spec.qkv_bias),
+        "self_attn.o_proj": (hidden, q, spec.out_bias),
+        "mlp.gate_proj": (inner, hidden, spec.mlp_bias),
+        "mlp.up_proj": (inner, hidden, spec.mlp_bias),
+        "mlp.down_proj": (hidden, inner, spec.mlp_bias),
+    }
+    vectors = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if spec.qk_norm:
+        vectors |= {"self_attn.q_norm": spec.head_dim, "self_attn.k_norm": spec.head_dim}
+    shapes: dict[str, tuple[int, ...]] = {_EMBED: (spec.vocab_size, hidden), _NORM: (hidden,)}
+    if not spec.tied:
+        shapes[_HEAD] = (spec.vocab_size, hidden)
+    for index in range(spec.layers):
+        prefix = f"model.layers.{index}."
+        for name, (rows, columns, bias) in matrices.items():
+            shapes[f"{prefix}{name}.weight"] = (rows, columns)
+            if bias:
+                shapes[f"{prefix}{name}.bias"] = (rows,)
+        for name, width in vectors.items():
+            shapes[f"{prefix}{name}.weight"] = (width,)
+    return shapes
+
+
+class _Source:
+    """The safetensors files of a directory as one mapping of names to tensors."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self._path = path
+        self._stack = stack
+        self._files = dict(self._locate())
+
+    def _locate(self) -> Iterator[tuple[str, Any]]:
+        single, index = self._path / "model.safetensors", self._path / "model.safetensors.index.json"
+        if index.is_file():
+            mapping = self._read_index(index)
+            opened = {name: self._open(self._path / name) for name in sorted(set(mapping.values()))}
+            held = {name: set(file.keys()) for name, file in opened.items()}
+            for tensor, name in mapping.items():
+                if tensor not in held[name]:
+                    raise ModelLoadError(f"{index}: {tensor} is said to be in {name}, which does not hold it")
+                yield tensor, opened[name]
+        elif single.is_file():
+            file = self._open(single)
+            for tensor in file.keys():  # noqa: SIM118 - a handle, not a mapping
+                yield tensor, file
+        else:
+            raise ModelLoadError(
+                f"{self._path}: neither model.safetensors nor model.safetensors.index.json found; "
+                "only safetensors weights are read"
+            )
+
+    def _read_index(self, index: Path) -> Mapping[str, str]:
+        try:
+            return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelLoadError(f"{index}: cannot be read as a weight index: {error!r}") from error
+
+    def _open(self, file: Path) -> Any:
+        try:
+            return self._stack.enter_context(safe_open(file, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise ModelLoadError(f"{file}: cannot be opened: {error}") from error
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Compare the stored tensors with the wanted ones before any is loaded."""
+        tied = _HEAD not in shapes
+        extra = [n for n in self._files if n not in shapes and not (tied and n == _HEAD) and not _derived(n)]
+        missing = [name for name in shapes if name not in self._files]
+        wrong = []
+        for name, shape in shapes.items():
+            if name in self._files:
+                stored = tuple(self._files[name].get_slice(name).get_shape())
+                if stored != shape:
+                    wrong.append(f"{name} is {list(stored)} and should be {list(shape)}")
+        problems = [
+            f"{len(found)} {what}: {', '.join(found[:_SHOWN])}{', ...' if len(found) > _SHOWN else ''}"
+            for what, found in (
+                ("missing", missing),
+                ("not used by the model", extra),
+                ("of another shape", wrong),
+            )
+            if found
+        ]
+        if problems:
+            raise ModelLoadError(f"{self._path}: tensors do not fit config.json: {'; '.join(problems)}")
+
+    def dtype(self, name: str) -> str:
+        stored = str(self._files[name].get_slice(name).get_dtype())
+        if stored not in _STORED:
+            raise UnsupportedModel(
+                f"{self._path}: weights are stored as {stored}; "
+                f"the torch engine computes in {', '.join(DTYPES)}"
+            )
+        return _STORED[stored]
+
+    def tensor(self, name: str) -> Tensor:
+        try:
+            tensor = self._files[name].get_tensor(name)
+        except SafetensorError as error:
+            raise ModelLoadError(f"{self._path}: {name} cannot be read: {error}") from error
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+
+def _derived(name: str) -> bool:
+    """Old checkpoints store the rotary frequencies, which follow from the config."""
+    return name.endswith("rotary_emb.inv_freq")
