@@ -19,6 +19,7 @@ from typing import Any
 from recipes.demo.accuracy import LARGE
 from recipes.demo.scores import Outcome, overall_table, task_table
 from recipes.demo.tasks import is_correct
+from tokenflow.errors import TokenflowError
 from tokenflow.router import Router
 from tokenflow.types import Completion
 
@@ -69,7 +70,10 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=16, metavar="C", help="(default: %(default)s)")
     args = parser.parse_args()
     rows = [json.loads(line) for line in (HERE / "eval.jsonl").read_text().splitlines()[: args.prompts]]
-    results = asyncio.run(measure(rows, args.concurrency))
+    try:
+        results = asyncio.run(measure(rows, args.concurrency))
+    except TokenflowError as error:
+        sys.exit(f"error: {error}")
     print(f"{len(rows)} prompts, greedy\n", overall_table(results), "", task_table(results), sep="\n")
 
 
