@@ -1,0 +1,227 @@
+"""From raw logits to tokens: masks, bias, penalties, temperature, truncation and the draw itself.
+
+Every row is treated by itself: what it gets depends on its own logits and request only, never on the rows
+beside it.  The logits are never written to: routing signals are taken from them afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tokenflow.engines.random import uniform
+from tokenflow.types import Logprob, SamplingParams
+
+_NUCLEUS = 512
+"""Largest probabilities that are sorted first for ``top_p``; a flatter distribution is sorted whole."""
+
+_COLDEST, _HOTTEST = 1e-30, 1e30
+"""Temperatures are clamped to what float32 survives; beyond, a draw is greedy among equals, or uniform."""
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One row's request.
+
+    :param tokens: prompt and committed output; may be a live list that grows between calls.
+    :param prompt_tokens: how many of them are the prompt.
+    """
+
+    params: SamplingParams
+    seed: int
+    tokens: Sequence[int]
+    prompt_tokens: int
+    plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        p = self.params
+        penalised = p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty
+        reported = p.logprobs or p.top_logprobs
+        plain = p.greedy and not (penalised or reported or p.logit_bias or p.min_tokens)
+        object.__setattr__(self, "plain", plain)
+
+    @property
+    def position(self) -> int:
+        """Output position, from 0, of the token to draw."""
+        return len(self.tokens) - self.prompt_tokens
+
+
+class Sampled(NamedTuple):
+    """A row's token; its log-probability and the best alternatives where they were asked for."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[Logprob, ...] = ()
+
+
+class Sampler:
+    """Draws tokens for the model with code ``code``.
+
+    :param vocab_limit: ids from here on, where logits are padded beyond the tokenizer, are never drawn.
+    :param eos_token_ids: not drawn before a request's ``min_tokens``.
+    """
+
+    def __init__(self, code: int, vocab_limit: int, eos_token_ids: Sequence[int]) -> None:
+        self._code = code
+        self._limit = vocab_limit
+        self._eos = tuple(eos_token_ids)
+
+    def __call__(self, logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+        """Draw one token per row of raw ``logits``, float32 [B, V].
+
+        Rows must have a finite maximum (see :func:`unusable_rows`).
+        """
+        legal = logits[:, : self._limit]
+        special = [row for row, draw in enumerate(draws) if not draw.plain]
+        if not special:
+            return [Sampled(token) for token in legal.argmax(-1).tolist()]
+        drawn = self._draw(legal[special].float(), [draws[row] for row in special])
+        if len(special) == len(draws):
+            return drawn
+        best, rest = legal.argmax(-1).tolist(), iter(drawn)
+        return [Sampled(best[row]) if draw.plain else next(rest) for row, draw in enumerate(draws)]
+
+    def _draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+        """Draw from ``logits``, a copy that may be written to."""
+        for row, draw in zip(logits, draws, strict=True):
+            self._adjust(row, draw)
+        logits -= logits.amax(-1, keepdim=True)
+        drawn = [row for row, draw in enumerate(draws) if not draw.params.greedy]
+        tokens = logits.argmax(-1).tolist()
+        if drawn:
+            shaped = _shape(logits[drawn], [draws[row].params for row in drawn])
+            logits[drawn] = shaped
+            for row, token in zip(drawn, self._invert(shaped, [draws[row] for row in drawn]), strict=True):
+                tokens[row] = token
+        return [
+            _report(row, token, draw.params) for row, token, draw in zip(logits, tokens, draws, strict=True)
+        ]
+
+    def _adjust(self, row: Tensor, draw: Draw) -> None:
+        """Mask, bias and penalise one row in place."""
+        params = draw.params
+        if draw.position < params.min_tokens:
+            _forbid(row, (*self._eos, *params.stop_token_ids))
+        if params.logit_bias:
+            _change(row, params.logit_bias, torch.add)
+        if params.repetition_penalty != 1:
+            _change(row, dict.fromkeys(draw.tokens, params.repetition_penalty), _repel)
+        if params.presence_penalty or params.frequency_penalty:
+            counts = Counter(draw.tokens[draw.prompt_tokens :])
+            presence, frequency = params.presence_penalty, params.frequency_penalty
+            _change(row, {token: presence + frequency * n for token, n in counts.items()}, torch.sub)
+
+    def _invert(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+        """Inverse-CDF sampling, in float64 and in the order of the ids."""
+        mass = logits.double().exp_().cumsum(-1)
+        total = mass[:, -1]
+        numbers = [
+            uniform(draw.seed, draw.params.choice, draw.position, self._code, "token") for draw in draws
+        ]
+        points = torch.tensor(numbers, dtype=torch.float64, device=logits.device) * total
+        below = torch.minimum(points, torch.nextafter(total, torch.zeros_like(total)))
+        return torch.searchsorted(mass, below[:, None], right=True)[:, 0].tolist()
+
+
+def unusable_rows(logits: Tensor, vocab_limit: int) -> list[int]:
+    """Rows of ``logits`` [B, V] that no token can be drawn from.
+
+    Those are rows with NaN or +infinity anywhere, or without a finite value below ``vocab_limit``; -infinity
+    for some tokens is fine.  Reads the logits once.
+    """
+    bad = ~logits[:, :vocab_limit].amax(-1).isfinite()
+    if vocab_limit < logits.shape[1]:
+        padding = logits[:, vocab_limit:].amax(-1)
+        bad |= ~(padding < float("inf"))
+    return bad.nonzero()[:, 0].tolist() if bad.any() else []
+
+
+def _change(row: Tensor, amounts: Mapping[int, float], change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Change the logits of some tokens in place; finite ones stay finite, masked ones stay masked."""
+    ids = [token for token in amounts if token < len(row)]
+    values = row[ids].double()
+    amount = torch.tensor([amounts[token] for token in ids], dtype=torch.float64, device=row.device)
+    changed = change(values, amount).clamp(-_LARGEST, _LARGEST)
+    row[ids] = torch.where(values.isinf(), values, changed).to(row.dtype)
+
+
+def _repel(values: Tensor, penalty: Tensor) -> Tensor:
+    """The repetition penalty of CTRL (Keskar et al. 2019, section 4.1), with the sign of the logit minded."""
+    return torch.where(values > 0, values / penalty, values * penalty)
+
+
+def _forbid(row: Tensor, tokens: Sequence[int]) -> None:
+    """Mask ``tokens``, unless nothing else is left to draw."""
+    ids = [token for token in set(tokens) if token < len(row)]
+    kept = row[ids]
+    row[ids] = float("-inf")
+    if row.amax() == float("-inf"):
+        row[ids] = kept
+
+
+def _shape(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Temperature and truncation: logits of the distribution to draw from, with a maximum of 0.
+
+    ``logits`` have a maximum of 0.  Truncation keeps every token that is as probable as the last one kept,
+    so that it does not depend on how ties are sorted.
+    """
+
+    def column(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
+
+    width = logits.shape[1]
+    logits = logits / column([p.temperature for p in params]).clamp(_COLDEST, _HOTTEST).float()
+    kept = [p.top_k if 0 < p.top_k < width else width for p in params]
+    if min(kept) < width:
+        most = max(k for k in kept if k < width)
+        best = logits.topk(most, -1).values
+        ranks = torch.tensor([min(k, most) - 1 for k in kept], device=logits.device)[:, None]
+        whole = torch.tensor([k == width for k in kept], device=logits.device)[:, None]
+        logits = logits.masked_fill(~whole & (logits < best.gather(1, ranks)), float("-inf"))
+    if any(p.top_p < 1 for p in params):
+        wanted = [row for row, p in enumerate(params) if p.top_p < 1]
+        logits[wanted] = _nucleus(logits[wanted], column([params[row].top_p for row in wanted]))
+    if any(p.min_p > 0 for p in params):
+        logits = logits.masked_fill(logits < column([p.min_p for p in params]).log(), float("-inf"))
+    return logits
+
+
+def _nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
+    """Keep the most probable tokens whose mass reaches ``top_p``, [B, 1] (Holtzman et al. 2020)."""
+    total = logits.double().exp().sum(-1, keepdim=True)
+    for count in (min(_NUCLEUS, logits.shape[1]), logits.shape[1]):
+        best = logits.topk(count, -1).values
+        mass = best.double().exp().cumsum(-1) / total
+        reached = mass >= top_p
+        if count == logits.shape[1] or bool(reached[:, -1].all()):
+            break
+    last = torch.where(reached.any(-1), reached.int().argmax(-1), count - 1)
+    return logits.masked_fill(logits < best.gather(1, last[:, None]), float("-inf"))
+
+
+def _report(logits: Tensor, token: int, params: SamplingParams) -> Sampled:
+    if not params.logprobs and not params.top_logprobs:
+        return Sampled(token)
+    logprobs = logits.log_softmax(-1)
+    return Sampled(token, float(logprobs[token]), _best(logprobs, params.top_logprobs))
+
+
+def _best(logprobs: Tensor, count: int) -> tuple[Logprob, ...]:
+    """The ``count`` most probable tokens that can be drawn at all; of equals the lowest ids."""
+    if not count:
+        return ()
+    least = logprobs.topk(min(count, len(logprobs))).values[-1].clamp_min(torch.finfo(logprobs.dtype).min)
+    above = (logprobs > least).nonzero()[:, 0]
+    equal = (logprobs == least).nonzero()[: count - len(above), 0]
+    ids = torch.cat((above, equal))
+    pairs = zip(ids.tolist(), logprobs[ids].tolist(), strict=True)
+    return tuple(
+        Logprob(token, value) for token, value in sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
+    )
