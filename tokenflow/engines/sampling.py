@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tokenflow.engines.random import uniform
-from tokenflow.types import Logprob, SamplingParams
+from tokenflow.types import SamplingParams
 
 _NUCLEUS = 512
 """Largest probabilities that are sorted first for ``top_p``; a flatter distribution is sorted whole."""
@@ -26,39 +25,27 @@ _COLDEST, _HOTTEST = 1e-30, 1e30
 _LARGEST = torch.finfo(torch.float32).max
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class SampleRow(NamedTuple):
     """One row's request.
 
-    :param tokens: prompt and committed output; may be a live list that grows between calls.
-    :param prompt_tokens: how many of them are the prompt.
+    :param position: output position, from 0, of the token to draw.
+    :param prompt: token ids of the prompt; may be empty where no repetition penalty asks for them.
+    :param output: committed output token ids; may be empty where no penalty asks for them.
     """
 
-    params: SamplingParams
+    sampling: SamplingParams
     seed: int
-    tokens: Sequence[int]
-    prompt_tokens: int
-    plain: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        p = self.params
-        penalised = p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty
-        reported = p.logprobs or p.top_logprobs
-        plain = p.greedy and not (penalised or reported or p.logit_bias or p.min_tokens)
-        object.__setattr__(self, "plain", plain)
-
-    @property
-    def position(self) -> int:
-        """Output position, from 0, of the token to draw."""
-        return len(self.tokens) - self.prompt_tokens
+    position: int
+    prompt: Sequence[int] = ()
+    output: Sequence[int] = ()
 
 
 class Sampled(NamedTuple):
-    """A row's token; its log-probability and the best alternatives where they were asked for."""
+    """A row's token; its log-probability and the best alternatives, (id, logprob), where asked for."""
 
-    token: int
-    logprob: float | None = None
-    top: tuple[Logprob, ...] = ()
+    id: int
+    logprob: float | None
+    top: list[tuple[int, float]]
 
 
 class Sampler:
@@ -73,83 +60,94 @@ class Sampler:
         self._limit = vocab_limit
         self._eos = tuple(eos_token_ids)
 
-    def __call__(self, logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+    def __call__(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         """Draw one token per row of raw ``logits``, float32 [B, V].
 
-        Rows must have a finite maximum (see :func:`unusable_rows`).
+        Every row must have something to draw (see :func:`finite_rows`).
         """
         legal = logits[:, : self._limit]
-        special = [row for row, draw in enumerate(draws) if not draw.plain]
-        if not special:
-            return [Sampled(token) for token in legal.argmax(-1).tolist()]
-        drawn = self._draw(legal[special].float(), [draws[row] for row in special])
-        if len(special) == len(draws):
-            return drawn
-        best, rest = legal.argmax(-1).tolist(), iter(drawn)
-        return [Sampled(best[row]) if draw.plain else next(rest) for row, draw in enumerate(draws)]
+        special = [index for index, row in enumerate(rows) if not _plain(row.sampling)]
+        drawn: list[Sampled] = []
+        if special:
+            drawn = self._draw(legal[special].float(), [rows[index] for index in special])
+            if len(special) == len(rows):
+                return drawn
+        results = [Sampled(token, None, []) for token in legal.argmax(-1).tolist()]
+        for index, sampled in zip(special, drawn, strict=True):
+            results[index] = sampled
+        return results
 
-    def _draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+    def _draw(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         """Draw from ``logits``, a copy that may be written to."""
-        for row, draw in zip(logits, draws, strict=True):
-            self._adjust(row, draw)
+        for line, row in zip(logits, rows, strict=True):
+            self._adjust(line, row)
         logits -= logits.amax(-1, keepdim=True)
-        drawn = [row for row, draw in enumerate(draws) if not draw.params.greedy]
-        tokens = logits.argmax(-1).tolist()
-        if drawn:
-            shaped = _shape(logits[drawn], [draws[row].params for row in drawn])
-            logits[drawn] = shaped
-            for row, token in zip(drawn, self._invert(shaped, [draws[row] for row in drawn]), strict=True):
-                tokens[row] = token
-        return [
-            _report(row, token, draw.params) for row, token, draw in zip(logits, tokens, draws, strict=True)
-        ]
+        tokens: list[int] = logits.argmax(-1).tolist()
+        warm = [index for index, row in enumerate(rows) if not row.sampling.greedy]
+        if warm:
+            some = [rows[index] for index in warm]
+            logits[warm] = shaped = _shape(logits[warm], [row.sampling for row in some])
+            for index, token in zip(warm, self._invert(shaped, some), strict=True):
+                tokens[index] = token
+        lines = zip(logits, tokens, rows, strict=True)
+        return [_report(line, token, row.sampling) for line, token, row in lines]
 
-    def _adjust(self, row: Tensor, draw: Draw) -> None:
-        """Mask, bias and penalise one row in place."""
-        params = draw.params
-        if draw.position < params.min_tokens:
-            _forbid(row, (*self._eos, *params.stop_token_ids))
+    def _adjust(self, line: Tensor, row: SampleRow) -> None:
+        """Mask, bias and penalise the logits of one row in place."""
+        params = row.sampling
+        if row.position < params.min_tokens:
+            _forbid(line, (*self._eos, *params.stop_token_ids))
         if params.logit_bias:
-            _change(row, params.logit_bias, torch.add)
+            _change(line, params.logit_bias, torch.add)
         if params.repetition_penalty != 1:
-            _change(row, dict.fromkeys(draw.tokens, params.repetition_penalty), _repel)
+            seen = dict.fromkeys((*row.prompt, *row.output), params.repetition_penalty)
+            _change(line, seen, _repel)
         if params.presence_penalty or params.frequency_penalty:
-            counts = Counter(draw.tokens[draw.prompt_tokens :])
+            counts = Counter(row.output)
             presence, frequency = params.presence_penalty, params.frequency_penalty
-            _change(row, {token: presence + frequency * n for token, n in counts.items()}, torch.sub)
+            _change(line, {token: presence + frequency * n for token, n in counts.items()}, torch.sub)
 
-    def _invert(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    def _invert(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
         """Inverse-CDF sampling, in float64 and in the order of the ids."""
         mass = logits.double().exp_().cumsum(-1)
         total = mass[:, -1]
-        numbers = [
-            uniform(draw.seed, draw.params.choice, draw.position, self._code, "token") for draw in draws
-        ]
+        numbers = [uniform(row.seed, row.sampling.choice, row.position, self._code, "token") for row in rows]
         points = torch.tensor(numbers, dtype=torch.float64, device=logits.device) * total
         below = torch.minimum(points, torch.nextafter(total, torch.zeros_like(total)))
-        return torch.searchsorted(mass, below[:, None], right=True)[:, 0].tolist()
+        tokens: list[int] = torch.searchsorted(mass, below[:, None], right=True)[:, 0].tolist()
+        return tokens
 
 
-def unusable_rows(logits: Tensor, vocab_limit: int) -> list[int]:
-    """Rows of ``logits`` [B, V] that no token can be drawn from.
+def finite_rows(logits: Tensor, limit: int | None = None) -> list[bool]:
+    """Which rows of ``logits`` [B, V] a token can be drawn from; reads the logits once.
 
-    Those are rows with NaN or +infinity anywhere, or without a finite value below ``vocab_limit``; -infinity
-    for some tokens is fine.  Reads the logits once.
+    A row is bad if it has NaN or +infinity anywhere, or no finite value below id ``limit`` (``None``: V);
+    -infinity for some tokens is fine.
     """
-    bad = ~logits[:, :vocab_limit].amax(-1).isfinite()
-    if vocab_limit < logits.shape[1]:
-        padding = logits[:, vocab_limit:].amax(-1)
-        bad |= ~(padding < float("inf"))
-    return bad.nonzero()[:, 0].tolist() if bad.any() else []
+    good = logits[:, :limit].amax(-1).isfinite()
+    if limit is not None and limit < logits.shape[1]:
+        good &= logits[:, limit:].amax(-1) < float("inf")
+    rows: list[bool] = good.tolist()
+    return rows
 
 
-def _change(row: Tensor, amounts: Mapping[int, float], change: Callable[[Tensor, Tensor], Tensor]) -> None:
+def _plain(params: SamplingParams) -> bool:
+    """Whether the token is the most probable one of the raw logits, and nothing else is asked."""
+    return (
+        params.greedy
+        and not (params.logprobs or params.top_logprobs or params.logit_bias or params.min_tokens)
+        and params.repetition_penalty == 1
+        and not (params.presence_penalty or params.frequency_penalty)
+    )
+
+
+def _change(line: Tensor, amounts: Mapping[int, float], change: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Change the logits of some tokens in place; finite ones stay finite, masked ones stay masked."""
-    ids = [token for token in amounts if token < len(row)]
-    values = row[ids].double()
-    amount = torch.tensor([amounts[token] for token in ids], dtype=torch.float64, device=row.device)
+    ids = [token for token in amounts if token < len(line)]
+    values = line[ids].double()
+    amount = torch.tensor([amounts[token] for token in ids], dtype=torch.float64, device=line.device)
     changed = change(values, amount).clamp(-_LARGEST, _LARGEST)
-    row[ids] = torch.where(values.isinf(), values, changed).to(row.dtype)
+    line[ids] = torch.where(values.isinf(), values, changed).to(line.dtype)
 
 
 def _repel(values: Tensor, penalty: Tensor) -> Tensor:
@@ -157,17 +155,17 @@ def _repel(values: Tensor, penalty: Tensor) -> Tensor:
     return torch.where(values > 0, values / penalty, values * penalty)
 
 
-def _forbid(row: Tensor, tokens: Sequence[int]) -> None:
+def _forbid(line: Tensor, tokens: Sequence[int]) -> None:
     """Mask ``tokens``, unless nothing else is left to draw."""
-    ids = [token for token in set(tokens) if token < len(row)]
-    kept = row[ids]
-    row[ids] = float("-inf")
-    if row.amax() == float("-inf"):
-        row[ids] = kept
+    ids = [token for token in set(tokens) if token < len(line)]
+    kept = line[ids]
+    line[ids] = float("-inf")
+    if line.amax() == float("-inf"):
+        line[ids] = kept
 
 
 def _shape(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Temperature and truncation: logits of the distribution to draw from, with a maximum of 0.
+    """Temperature and truncation: logits of the distributions to draw from, with a maximum of 0.
 
     ``logits`` have a maximum of 0.  Truncation keeps every token that is as probable as the last one kept,
     so that it does not depend on how ties are sorted.
@@ -178,16 +176,15 @@ def _shape(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
     width = logits.shape[1]
     logits = logits / column([p.temperature for p in params]).clamp(_COLDEST, _HOTTEST).float()
-    kept = [p.top_k if 0 < p.top_k < width else width for p in params]
-    if min(kept) < width:
-        most = max(k for k in kept if k < width)
-        best = logits.topk(most, -1).values
-        ranks = torch.tensor([min(k, most) - 1 for k in kept], device=logits.device)[:, None]
-        whole = torch.tensor([k == width for k in kept], device=logits.device)[:, None]
-        logits = logits.masked_fill(~whole & (logits < best.gather(1, ranks)), float("-inf"))
-    if any(p.top_p < 1 for p in params):
-        wanted = [row for row, p in enumerate(params) if p.top_p < 1]
-        logits[wanted] = _nucleus(logits[wanted], column([params[row].top_p for row in wanted]))
+    limits = [p.top_k if 0 < p.top_k < width else 0 for p in params]
+    if any(limits):
+        best = logits.topk(max(limits), -1).values
+        least = best.gather(1, torch.tensor(limits, device=logits.device)[:, None].sub(1).clamp_min(0))
+        limited = torch.tensor(limits, device=logits.device)[:, None] > 0
+        logits = logits.masked_fill(limited & (logits < least), float("-inf"))
+    nuclear = [index for index, p in enumerate(params) if p.top_p < 1]
+    if nuclear:
+        logits[nuclear] = _nucleus(logits[nuclear], column([params[index].top_p for index in nuclear]))
     if any(p.min_p > 0 for p in params):
         logits = logits.masked_fill(logits < column([p.min_p for p in params]).log(), float("-inf"))
     return logits
@@ -195,33 +192,31 @@ def _shape(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 def _nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
     """Keep the most probable tokens whose mass reaches ``top_p``, [B, 1] (Holtzman et al. 2020)."""
-    total = logits.double().exp().sum(-1, keepdim=True)
-    for count in (min(_NUCLEUS, logits.shape[1]), logits.shape[1]):
+    width = logits.shape[1]
+    total = logits.double().exp_().sum(-1, keepdim=True)
+    for count in (min(_NUCLEUS, width), width):
         best = logits.topk(count, -1).values
-        mass = best.double().exp().cumsum(-1) / total
-        reached = mass >= top_p
-        if count == logits.shape[1] or bool(reached[:, -1].all()):
+        reached = best.double().exp_().cumsum(-1) >= top_p * total
+        if reached[:, -1].all():
             break
-    last = torch.where(reached.any(-1), reached.int().argmax(-1), count - 1)
+    last = torch.where(reached.any(-1), reached.int().argmax(-1), width - 1)
     return logits.masked_fill(logits < best.gather(1, last[:, None]), float("-inf"))
 
 
 def _report(logits: Tensor, token: int, params: SamplingParams) -> Sampled:
     if not params.logprobs and not params.top_logprobs:
-        return Sampled(token)
+        return Sampled(token, None, [])
     logprobs = logits.log_softmax(-1)
     return Sampled(token, float(logprobs[token]), _best(logprobs, params.top_logprobs))
 
 
-def _best(logprobs: Tensor, count: int) -> tuple[Logprob, ...]:
+def _best(logprobs: Tensor, count: int) -> list[tuple[int, float]]:
     """The ``count`` most probable tokens that can be drawn at all; of equals the lowest ids."""
     if not count:
-        return ()
-    least = logprobs.topk(min(count, len(logprobs))).values[-1].clamp_min(torch.finfo(logprobs.dtype).min)
+        return []
+    least = logprobs.topk(min(count, len(logprobs))).values[-1].clamp_min(-_LARGEST)
     above = (logprobs > least).nonzero()[:, 0]
     equal = (logprobs == least).nonzero()[: count - len(above), 0]
     ids = torch.cat((above, equal))
     pairs = zip(ids.tolist(), logprobs[ids].tolist(), strict=True)
-    return tuple(
-        Logprob(token, value) for token, value in sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
-    )
+    return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
