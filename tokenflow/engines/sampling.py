@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tokenflow.engines.random import uniform
-from tokenflow.types import SamplingParams
+from tokenflow.types import Logprob, SamplingParams
 
 _NUCLEUS = 512
 """Largest probabilities that are sorted first for ``top_p``; a flatter distribution is sorted whole."""
@@ -25,27 +26,39 @@ _COLDEST, _HOTTEST = 1e-30, 1e30
 _LARGEST = torch.finfo(torch.float32).max
 
 
-class SampleRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Draw:
     """One row's request.
 
-    :param position: output position, from 0, of the token to draw.
-    :param prompt: token ids of the prompt; may be empty where no repetition penalty asks for them.
-    :param output: committed output token ids; may be empty where no penalty asks for them.
+    :param tokens: prompt and committed output; may be a live list that grows between calls.
+    :param prompt_tokens: how many of them are the prompt.
+    :param plain: whether the token is the most probable one of the raw logits, and nothing else is asked.
     """
 
-    sampling: SamplingParams
+    params: SamplingParams
     seed: int
-    position: int
-    prompt: Sequence[int] = ()
-    output: Sequence[int] = ()
+    tokens: Sequence[int]
+    prompt_tokens: int
+    plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        p = self.params
+        penalised = p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty
+        asked = p.logprobs or p.top_logprobs or p.logit_bias or p.min_tokens
+        object.__setattr__(self, "plain", p.greedy and not penalised and not asked)
+
+    @property
+    def position(self) -> int:
+        """Output position, from 0, of the token to draw."""
+        return len(self.tokens) - self.prompt_tokens
 
 
 class Sampled(NamedTuple):
-    """A row's token; its log-probability and the best alternatives, (id, logprob), where asked for."""
+    """A row's token; its log-probability and the best alternatives where they were asked for."""
 
-    id: int
-    logprob: float | None
-    top: list[tuple[int, float]]
+    token: int
+    logprob: float | None = None
+    top: tuple[Logprob, ...] = ()
 
 
 class Sampler:
@@ -60,94 +73,84 @@ class Sampler:
         self._limit = vocab_limit
         self._eos = tuple(eos_token_ids)
 
-    def __call__(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    def __call__(self, logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
         """Draw one token per row of raw ``logits``, float32 [B, V].
 
-        Every row must have something to draw (see :func:`finite_rows`).
+        Every row must have something to draw (see :func:`unusable_rows`).
         """
         legal = logits[:, : self._limit]
-        special = [index for index, row in enumerate(rows) if not _plain(row.sampling)]
+        special = [index for index, draw in enumerate(draws) if not draw.plain]
         drawn: list[Sampled] = []
         if special:
-            drawn = self._draw(legal[special].float(), [rows[index] for index in special])
-            if len(special) == len(rows):
+            drawn = self._draw(legal[special].float(), [draws[index] for index in special])
+            if len(special) == len(draws):
                 return drawn
-        results = [Sampled(token, None, []) for token in legal.argmax(-1).tolist()]
+        results = [Sampled(token) for token in legal.argmax(-1).tolist()]
         for index, sampled in zip(special, drawn, strict=True):
             results[index] = sampled
         return results
 
-    def _draw(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    def _draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
         """Draw from ``logits``, a copy that may be written to."""
-        for line, row in zip(logits, rows, strict=True):
-            self._adjust(line, row)
+        for row, draw in zip(logits, draws, strict=True):
+            self._adjust(row, draw)
         logits -= logits.amax(-1, keepdim=True)
         tokens: list[int] = logits.argmax(-1).tolist()
-        warm = [index for index, row in enumerate(rows) if not row.sampling.greedy]
+        warm = [index for index, draw in enumerate(draws) if not draw.params.greedy]
         if warm:
-            some = [rows[index] for index in warm]
-            logits[warm] = shaped = _shape(logits[warm], [row.sampling for row in some])
+            some = [draws[index] for index in warm]
+            logits[warm] = shaped = _shape(logits[warm], [draw.params for draw in some])
             for index, token in zip(warm, self._invert(shaped, some), strict=True):
                 tokens[index] = token
-        lines = zip(logits, tokens, rows, strict=True)
-        return [_report(line, token, row.sampling) for line, token, row in lines]
+        rows = zip(logits, tokens, draws, strict=True)
+        return [_report(row, token, draw.params) for row, token, draw in rows]
 
-    def _adjust(self, line: Tensor, row: SampleRow) -> None:
-        """Mask, bias and penalise the logits of one row in place."""
-        params = row.sampling
-        if row.position < params.min_tokens:
-            _forbid(line, (*self._eos, *params.stop_token_ids))
+    def _adjust(self, row: Tensor, draw: Draw) -> None:
+        """Mask, bias and penalise one row in place."""
+        params = draw.params
+        if draw.position < params.min_tokens:
+            _forbid(row, (*self._eos, *params.stop_token_ids))
         if params.logit_bias:
-            _change(line, params.logit_bias, torch.add)
+            _change(row, params.logit_bias, torch.add)
         if params.repetition_penalty != 1:
-            seen = dict.fromkeys((*row.prompt, *row.output), params.repetition_penalty)
-            _change(line, seen, _repel)
+            _change(row, dict.fromkeys(draw.tokens, params.repetition_penalty), _repel)
         if params.presence_penalty or params.frequency_penalty:
-            counts = Counter(row.output)
+            counts = Counter(draw.tokens[draw.prompt_tokens :])
             presence, frequency = params.presence_penalty, params.frequency_penalty
-            _change(line, {token: presence + frequency * n for token, n in counts.items()}, torch.sub)
+            _change(row, {token: presence + frequency * n for token, n in counts.items()}, torch.sub)
 
-    def _invert(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    def _invert(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
         """Inverse-CDF sampling, in float64 and in the order of the ids."""
         mass = logits.double().exp_().cumsum(-1)
         total = mass[:, -1]
-        numbers = [uniform(row.seed, row.sampling.choice, row.position, self._code, "token") for row in rows]
+        numbers = [
+            uniform(draw.seed, draw.params.choice, draw.position, self._code, "token") for draw in draws
+        ]
         points = torch.tensor(numbers, dtype=torch.float64, device=logits.device) * total
         below = torch.minimum(points, torch.nextafter(total, torch.zeros_like(total)))
         tokens: list[int] = torch.searchsorted(mass, below[:, None], right=True)[:, 0].tolist()
         return tokens
 
 
-def finite_rows(logits: Tensor, limit: int | None = None) -> list[bool]:
-    """Which rows of ``logits`` [B, V] a token can be drawn from; reads the logits once.
+def unusable_rows(logits: Tensor, vocab_limit: int) -> list[int]:
+    """Rows of ``logits`` [B, V] that no token can be drawn from; reads the logits once.
 
-    A row is bad if it has NaN or +infinity anywhere, or no finite value below id ``limit`` (``None``: V);
-    -infinity for some tokens is fine.
+    Those are rows with NaN or +infinity anywhere, or without a finite value below ``vocab_limit``; -infinity
+    for some tokens is fine.
     """
-    good = logits[:, :limit].amax(-1).isfinite()
-    if limit is not None and limit < logits.shape[1]:
-        good &= logits[:, limit:].amax(-1) < float("inf")
-    rows: list[bool] = good.tolist()
-    return rows
+    good = logits[:, :vocab_limit].amax(-1).isfinite()
+    if vocab_limit < logits.shape[1]:
+        good &= logits[:, vocab_limit:].amax(-1) < float("inf")
+    return [row for row, fine in enumerate(good.tolist()) if not fine]
 
 
-def _plain(params: SamplingParams) -> bool:
-    """Whether the token is the most probable one of the raw logits, and nothing else is asked."""
-    return (
-        params.greedy
-        and not (params.logprobs or params.top_logprobs or params.logit_bias or params.min_tokens)
-        and params.repetition_penalty == 1
-        and not (params.presence_penalty or params.frequency_penalty)
-    )
-
-
-def _change(line: Tensor, amounts: Mapping[int, float], change: Callable[[Tensor, Tensor], Tensor]) -> None:
+def _change(row: Tensor, amounts: Mapping[int, float], change: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Change the logits of some tokens in place; finite ones stay finite, masked ones stay masked."""
-    ids = [token for token in amounts if token < len(line)]
-    values = line[ids].double()
-    amount = torch.tensor([amounts[token] for token in ids], dtype=torch.float64, device=line.device)
+    ids = [token for token in amounts if token < len(row)]
+    values = row[ids].double()
+    amount = torch.tensor([amounts[token] for token in ids], dtype=torch.float64, device=row.device)
     changed = change(values, amount).clamp(-_LARGEST, _LARGEST)
-    line[ids] = torch.where(values.isinf(), values, changed).to(line.dtype)
+    row[ids] = torch.where(values.isinf(), values, changed).to(row.dtype)
 
 
 def _repel(values: Tensor, penalty: Tensor) -> Tensor:
@@ -155,13 +158,13 @@ def _repel(values: Tensor, penalty: Tensor) -> Tensor:
     return torch.where(values > 0, values / penalty, values * penalty)
 
 
-def _forbid(line: Tensor, tokens: Sequence[int]) -> None:
+def _forbid(row: Tensor, tokens: Sequence[int]) -> None:
     """Mask ``tokens``, unless nothing else is left to draw."""
-    ids = [token for token in set(tokens) if token < len(line)]
-    kept = line[ids]
-    line[ids] = float("-inf")
-    if line.amax() == float("-inf"):
-        line[ids] = kept
+    ids = [token for token in set(tokens) if token < len(row)]
+    kept = row[ids]
+    row[ids] = float("-inf")
+    if row.amax() == float("-inf"):
+        row[ids] = kept
 
 
 def _shape(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -205,18 +208,18 @@ def _nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
 
 def _report(logits: Tensor, token: int, params: SamplingParams) -> Sampled:
     if not params.logprobs and not params.top_logprobs:
-        return Sampled(token, None, [])
+        return Sampled(token)
     logprobs = logits.log_softmax(-1)
     return Sampled(token, float(logprobs[token]), _best(logprobs, params.top_logprobs))
 
 
-def _best(logprobs: Tensor, count: int) -> list[tuple[int, float]]:
+def _best(logprobs: Tensor, count: int) -> tuple[Logprob, ...]:
     """The ``count`` most probable tokens that can be drawn at all; of equals the lowest ids."""
     if not count:
-        return []
+        return ()
     least = logprobs.topk(min(count, len(logprobs))).values[-1].clamp_min(-_LARGEST)
     above = (logprobs > least).nonzero()[:, 0]
     equal = (logprobs == least).nonzero()[: count - len(above), 0]
     ids = torch.cat((above, equal))
-    pairs = zip(ids.tolist(), logprobs[ids].tolist(), strict=True)
-    return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
+    pairs = sorted(zip((-logprobs[ids]).tolist(), ids.tolist(), strict=True))
+    return tuple(Logprob(token, -value) for value, token in pairs)
