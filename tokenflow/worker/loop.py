@@ -17,7 +17,7 @@ import torch
 
 from tokenflow.engines.base import Engine, Extend
 from tokenflow.engines.load import load_engine
-from tokenflow.engines.sampling import Sampler, SampleRow, finite_rows
+from tokenflow.engines.sampling import Sampler, unusable_rows
 from tokenflow.errors import EngineError, NonFiniteLogits, ProtocolError, TokenflowError
 from tokenflow.routing.rules import compile_rules
 from tokenflow.routing.signals import Signals
@@ -146,29 +146,26 @@ class Worker:
                 f"the engine returned {len(logits)} rows of logits for {len(complete)} requests"
             )
         failed = []
-        finite = finite_rows(logits)
-        if not all(finite):
-            failed = [
-                self._non_finite(*pair) for pair, good in zip(complete, finite, strict=True) if not good
-            ]
-            complete = [pair for pair, good in zip(complete, finite, strict=True) if good]
-            logits = logits[torch.tensor(finite)]
+        if unusable := set(unusable_rows(logits, self._hello.vocab_limit)):
+            failed = [self._non_finite(*complete[index]) for index in unusable]
+            kept = [index for index in range(len(complete)) if index not in unusable]
+            complete, logits = [complete[index] for index in kept], logits[kept]
         if not complete:
             return done, failed
-        sampled = self._sampler(logits, [_sample_row(resident) for _, resident in complete])
-        fired = self._fire(complete, logits, [token.id for token in sampled])
-        for (row, resident), token, rule in zip(complete, sampled, fired, strict=True):
+        sampled = self._sampler(logits, [resident.draw for _, resident in complete])
+        fired = self._fire(complete, logits, [token for token, _, _ in sampled])
+        for (row, resident), (token, logprob, top), rule in zip(complete, sampled, fired, strict=True):
             destination = self._hello.rules[rule].destination if rule >= 0 else 0
             done.append(
                 RowDone(
                     row.handle,
                     row.epoch,
                     resident.fed,
-                    token.id,
+                    token,
                     rule,
                     destination,
-                    token.logprob,
-                    token.top,
+                    logprob,
+                    [(best.id, best.logprob) for best in top],
                 )
             )
         return done, failed
@@ -214,22 +211,3 @@ class Worker:
             for ids, values in zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)
         ]
         return Scored(message.id, scores.logprobs.tolist(), top)
-
-
-def _sample_row(resident: Resident) -> SampleRow:
-    opened = resident.settings
-    return SampleRow(
-        sampling=opened.sampling,
-        seed=opened.seed,
-        position=resident.fed - opened.prompt_tokens,
-        prompt=resident.tokens[: opened.prompt_tokens] if _counts(resident) else (),
-        output=resident.tokens[opened.prompt_tokens :] if _counts(resident) else (),
-    )
-
-
-def _counts(resident: Resident) -> bool:
-    """Whether the request's penalties need its token ids."""
-    sampling = resident.settings.sampling
-    return (
-        sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
-    )

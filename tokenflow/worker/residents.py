@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tokenflow.engines.base import Engine
+from tokenflow.engines.sampling import Draw
 from tokenflow.errors import ProtocolError
 from tokenflow.wire.messages import Open, Row, Step
 
@@ -14,13 +15,18 @@ class Resident:
     """One open handle.
 
     ``tokens`` are all ids given so far; the first ``fed`` of them are in the KV cache.  ``slot`` is -1
-    until the engine has seen the request.
+    until the engine has seen the request.  ``draw`` is what the sampler needs; it reads ``tokens``.
     """
 
     settings: Open
     tokens: list[int] = field(default_factory=list)
     fed: int = 0
     slot: int = -1
+    draw: Draw = field(init=False)
+
+    def __post_init__(self) -> None:
+        opened = self.settings
+        self.draw = Draw(opened.sampling, opened.seed, self.tokens, opened.prompt_tokens)
 
     @property
     def pending(self) -> int:

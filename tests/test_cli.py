@@ -1,0 +1,220 @@
+"""The command line as a user meets it: real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+RECIPE = "recipes/demo.yaml"
+EVAL = "recipes/demo/eval.jsonl"
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "tokenflow.cli", *args]
+
+
+def run(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*args), input=stdin, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@contextmanager
+def started(*args: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
+    """A running command whose stderr is read up to the line that says it loads its models."""
+    process = subprocess.Popen(command(*args), stdout=stdout, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert "loading" in process.stderr.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def workers_of(process: subprocess.Popen[str], count: int = 2) -> list[psutil.Process]:
+    """Its worker processes, as soon as all are there."""
+    parent = psutil.Process(process.pid)
+    while len(children := parent.children()) < count:
+        assert process.poll() is None
+    return children
+
+
+def assert_gone(workers: list[psutil.Process], within_s: float) -> None:
+    _, alive = psutil.wait_procs(workers, timeout=within_s)
+    # Whose parent is gone waits for init to collect it, which is not our business.
+    assert not [worker for worker in alive if worker.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_text_alone_goes_to_stdout() -> None:
+    done = run("run", RECIPE, "93*7=?", "--chat")
+    assert done.returncode == 0
+    assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"
+    assert "r-stitch-demo: ready in" in done.stderr
+    assert "slm 9" in done.stderr and "hand-offs" in done.stderr
+
+
+def test_a_dash_reads_the_prompt_from_stdin() -> None:
+    done = run("run", RECIPE, "-", stdin="Q: 93*7=?\nA: ")
+    assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"
+
+
+def test_a_trace_marks_what_the_second_model_wrote_and_tells_the_shares() -> None:
+    done = run("run", RECIPE, "93*7=?", "--chat", "--trace")
+    assert done.stdout.replace("«", "").replace("»", "") == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"
+    assert done.stdout.count("«") == done.stdout.count("»") > 0
+    assert "slm  «llm»" in done.stderr
+
+
+def test_json_has_the_whole_story_of_a_response() -> None:
+    done = run("run", RECIPE, "Q: 93*7=?\nA: ", "--json", "--logprobs", "--max-tokens", "5")
+    row = json.loads(done.stdout)
+    assert row.keys() == {"index", "prompt", "text", "finish_reason", "tokens", "usage", "timing"}
+    assert row["text"] == "90*7="
+    assert row["finish_reason"] == "length"
+    assert [token["text"] for token in row["tokens"]] == list("90*7=")
+    assert all(token["model"] in ("slm", "llm") and token["logprob"] <= 0 for token in row["tokens"])
+    assert row["usage"]["completion_tokens"] == 5 == sum(row["usage"]["by_model"].values())
+    assert row["usage"]["prompt_tokens"] == 14
+    assert 0 < row["timing"]["ttft_s"] <= row["timing"]["latency_s"]
+
+
+def test_a_batch_keeps_order_and_keys_and_reports_bad_rows_in_place(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": "Q: 93*7=?\nA: ", "id": "a"},
+        {"messages": [{"role": "user", "content": "93*7=?"}], "id": "b"},
+        {"prompt_ids": [1, 500]},
+        {"text": "no prompt here"},
+        {"prompt": 7},
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, rows)) + "\nnot json\n\n")
+    done = run("run", RECIPE, "--input", str(source), "--output", str(target), "--concurrency", "3")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    out = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [row["index"] for row in out] == [0, 1, 2, 3, 4, 5]
+    assert out[0]["text"] == out[1]["text"] == "90*7=630, 3*7=21, 630+21=651. Answer: 651"
+    assert (out[0]["id"], out[1]["id"]) == ("a", "b")
+    messages = [row["error"]["message"] for row in out[2:]]
+    assert messages[0] == "token id 500 at index 1 is out of range: the tokenizer has 100 ids"
+    assert messages[1] == "line 4 has none of the keys prompt, messages, prompt_ids"
+    assert messages[2] == "a prompt is a text or a list, got int"
+    assert messages[3].startswith("line 6 is not JSON:")
+    assert "6 prompts, 4 failed" in done.stderr
+
+
+def test_a_recipe_written_for_large_models_runs_on_the_demo_models_by_overrides() -> None:
+    small, large = "models.slm.path=recipes/demo/small", "models.llm.path=recipes/demo/large"
+    done = run(
+        "run", "recipes/r_stitch.yaml", "--chat", "93*7=?",
+        "--set", small, "--set", large, "--set", "models.llm.engine=torch",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"
+
+
+def test_a_wrong_recipe_lists_its_problems_and_exits_with_2(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("name: x\nentry: slm\nmodels: {slm: {pth: here}}\n")
+    for name in ("check", "run"):
+        done = run(name, str(recipe), *(["hi"] if name == "run" else []))
+        assert done.returncode == 2
+        assert f'{recipe}:3:16: error: models.slm.pth: unknown key (did you mean "path"?)' in done.stderr
+        assert done.stdout == ""
+
+
+def test_check_describes_a_good_recipe() -> None:
+    done = run("check", RECIPE)
+    assert done.returncode == 0
+    assert "if entropy > tau: to llm, drop_last" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([RECIPE], "give a PROMPT (or - for stdin) or --input FILE, one of the two"),
+        ([RECIPE, "hi", "--input", EVAL], "give a PROMPT (or - for stdin) or --input FILE, one of the two"),
+        ([RECIPE, "hi", "--output", "x"], "--output goes with --input"),
+        ([RECIPE, "hi", "--trace", "--json"], "--trace marks the text of one PROMPT"),
+        ([RECIPE, "hi", "--concurrency", "0"], "argument --concurrency: must be a whole number of at least 1, got '0'"),
+        ([], "the following arguments are required: RECIPE"),
+    ],
+)
+def test_wrong_usage_exits_with_2(args: list[str], message: str) -> None:
+    done = run("run", *args)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_wrong_sampling_value_exits_with_2() -> None:
+    done = run("run", RECIPE, "hi", "--top-p", "3")
+    assert done.returncode == 2
+    assert "top_p must be between 0 and 1, got 3.0" in done.stderr
+
+
+def test_a_model_that_is_not_there_exits_with_1_and_says_where() -> None:
+    done = run("run", RECIPE, "hi", "--set", "models.llm.path=./nowhere")
+    assert done.returncode == 1
+    assert "nowhere" in done.stderr.splitlines()[-1]
+
+
+def test_a_killed_router_leaves_no_worker() -> None:
+    with started("run", RECIPE, "--input", EVAL) as process:
+        assert process.stderr is not None
+        assert "ready" in process.stderr.readline()
+        workers = workers_of(process)
+        process.kill()
+        assert_gone(workers, within_s=3)
+
+
+def test_a_router_killed_while_loading_leaves_no_worker() -> None:
+    with started("run", RECIPE, "hi") as process:
+        workers = workers_of(process)
+        process.kill()
+        assert_gone(workers, within_s=3)
+
+
+def test_ctrl_c_while_loading_ends_at_once_with_130() -> None:
+    with started("run", RECIPE, "hi") as process:
+        workers = workers_of(process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=5)
+        assert process.returncode == 130
+        assert errors.splitlines()[-1] == "tokenflow: interrupted"
+        assert "Traceback" not in errors
+        assert_gone(workers, within_s=0.5)
+
+
+def test_ctrl_c_while_generating_ends_soon_with_130() -> None:
+    with started("run", RECIPE, "--input", EVAL) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        workers = workers_of(process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=5)
+        assert process.returncode == 130
+        assert "Traceback" not in errors
+        assert_gone(workers, within_s=0.5)
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
+    with started("run", RECIPE, "--input", EVAL) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        workers = workers_of(process)
+        process.stdout.close()
+        process.stdout = None
+        assert process.wait(timeout=20) == 1
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+        assert_gone(workers, within_s=0.5)
