@@ -81,7 +81,8 @@ class Router:
         try:
             await system.start(tasks)
         except BaseException:
-            system.kill()
+            with anyio.CancelScope(shield=True):
+                await system.stop(grace_s=0)
             tasks.cancel_scope.cancel()
             await tasks.__aexit__(None, None, None)
             raise
@@ -94,7 +95,7 @@ class Router:
         assert self._system is not None and self._tasks is not None
         with anyio.CancelScope(shield=True):
             # Somebody who leaves in a hurry (an error, Ctrl-C) does not wait for a batch to end.
-            await self._system.stop(_STOP_GRACE_S if kind is None else _STOP_GRACE_S / 5)
+            await self._system.stop(grace_s=_STOP_GRACE_S if kind is None else _STOP_GRACE_S / 5)
         self._tasks.cancel_scope.cancel()
         try:
             if isinstance(error, asyncio.CancelledError):

@@ -97,7 +97,10 @@ class ActorSystem:
             tasks.start_soon(self._watch, worker, name=f"{model.name}.watch")
 
     async def stop(self, grace_s: float) -> None:
-        """Stop every worker, in reverse order of their start; open requests are aborted first."""
+        """Abort open requests and stop every worker, in reverse order of their start.
+
+        A worker gets ``grace_s`` to finish what it is doing, and as long again to be terminated.
+        """
         self.error = self.error or RouterClosed("the router is stopped")
         for sequence in [*self._active.values(), *self._queue]:
             self.finish(
@@ -106,11 +109,6 @@ class ActorSystem:
         async with anyio.create_task_group() as stopping:
             for worker in reversed(self._workers):
                 stopping.start_soon(worker.stop, grace_s)
-
-    def kill(self) -> None:
-        """End every worker at once."""
-        for worker in self._workers:
-            worker.kill()
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a request; it starts as soon as every model it can reach has memory for it.
