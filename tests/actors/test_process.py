@@ -76,8 +76,8 @@ async def test_a_worker_answers_steps_and_stops_when_asked() -> None:
 
 async def test_the_worker_is_told_who_it_is_and_may_use_its_threads_only() -> None:
     slm = worker("""
-        text = f"{hello.model} {hello.config.path} {os.environ['OMP_NUM_THREADS']} {os.getsid(0) == os.getpid()}"
-        channel.send(Failure("EngineError", text, ""))
+        facts = hello.model, hello.config.path, os.environ["OMP_NUM_THREADS"], os.getsid(0) == os.getpid()
+        channel.send(Failure("EngineError", " ".join(map(str, facts)), ""))
     """)
     async with scope(slm) as tasks:
         with pytest.raises(Exception, match=r"slm nowhere 1 True"):
@@ -130,9 +130,12 @@ async def test_a_failure_of_the_worker_arrives_as_its_own_error() -> None:
 
 
 async def test_a_worker_that_reports_a_failure_and_lingers_is_killed(short_grace: None) -> None:
-    slm = worker(
-        "channel.send(ready); channel.receive(); channel.send(Failure('EngineError', 'x', '')); time.sleep(60)"
-    )
+    slm = worker("""
+        channel.send(ready)
+        channel.receive()
+        channel.send(Failure("EngineError", "x", ""))
+        time.sleep(60)
+    """)
     async with scope(slm) as tasks:
         await slm.start(tasks)
         with pytest.raises(Exception, match="model 'slm': x"):

@@ -33,8 +33,11 @@ class Mailbox(Generic[T]):
         return item in self._ready
 
     def put(self, item: T, *, urgent: bool = False) -> None:
-        """Add a ready item; an urgent one makes the next batch start whatever the threshold."""
-        self._ready[item] = asyncio.get_running_loop().time()
+        """Add a ready item; an urgent one makes the next batch start whatever the threshold.
+
+        One that is there already keeps its place and its age.
+        """
+        self._ready.setdefault(item, asyncio.get_running_loop().time())
         if urgent:
             self._urgent.add(item)
         self._wake()
