@@ -19,7 +19,7 @@ Run = Callable[[Signals], Tensor]
 
 WHOLE_SIGNALS = ("token", "position", "run_length")
 REAL_SIGNALS = ("entropy", "entropy_nats", "confidence", "margin", "logprob")
-_SIGNAL_LIMIT = 2**40
+_SIGNAL_LIMIT = 2**31
 _WHOLE_LIMIT = 2**63
 
 
@@ -137,7 +137,7 @@ def _quotient(left: Term, right: Term) -> Term:
 def _remainder(left: Term, right: Term) -> Term:
     if left.kind == right.kind == "whole" and right.run is None and right.value != 0:
         return _binary("whole", torch.remainder, left, right, right.limit, operator.mod)
-    return _binary("real", torch.remainder, _real(left), _real(right), fold=_remainder_of_numbers)
+    return _binary("real", _modulo, _real(left), _real(right), fold=_modulo_of_numbers)
 
 
 def _comparison(function: Callable[[Any, Any], Any]) -> Binary:
@@ -198,13 +198,19 @@ def _divide(a: Tensor | Number, b: Tensor | Number) -> Tensor:
     return torch.div(a if isinstance(a, Tensor) else torch.tensor(a, dtype=torch.float32), b)
 
 
+def _modulo(a: Any, b: Any) -> Tensor:
+    # In double: the vectorised fmod of float32 is inexact for quotients beyond 1e38, the scalar one is not.
+    a, b = (x.double() if isinstance(x, Tensor) else x for x in (a, b))
+    return torch.remainder(a, b).float()
+
+
 def _divide_numbers(a: float, b: float) -> float:
     if b != 0:
         return a / b
     return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
 
 
-def _remainder_of_numbers(a: float, b: float) -> float:
+def _modulo_of_numbers(a: float, b: float) -> float:
     return math.nan if b == 0 or math.isinf(a) else a % b
 
 
