@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar, cast
 
 import msgspec
 
-from tokenflow.errors import ProtocolError
+from tokenflow.errors import ProtocolError, TokenflowError
 from tokenflow.wire.messages import ToRouter, ToWorker
 
 MAX_FRAME = 256 * 1024 * 1024
@@ -51,7 +51,7 @@ def decode_to_router(payload: bytes) -> ToRouter:
 def _decode(decode: Callable[[bytes], _T], payload: bytes) -> _T:
     try:
         return decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, TokenflowError, RecursionError) as error:
         raise ProtocolError(f"a frame of {len(payload)} bytes is not a message: {error}") from None
 
 
@@ -148,7 +148,10 @@ class WorkerChannel:
         :raises ProtocolError: on garbage.
         """
         while not self._payloads:
-            data = self._socket.recv(_READ)
+            try:
+                data = self._socket.recv(_READ)
+            except ConnectionError:  # the router left without reading what we had sent
+                data = b""
             if not data:
                 raise EOFError
             self._payloads.extend(self._reader.feed(data))

@@ -5,9 +5,9 @@ opened with settings and then extended by token ids.  A :class:`Step` says what 
 run; its :class:`StepDone` answers per (handle, epoch, position), never per batch row.  The epoch of a
 handle rises with every re-opening, so a late answer is never mistaken for a current one.
 
-Structs are positional on the wire.  They evolve by four rules: new fields come last and have a default;
-a field never changes its type or meaning; tags are never reused; :data:`VERSION` rises when an old peer
-would misread a message.
+What repeats per request is positional on the wire, the rest goes by name.  All evolve by four rules: new
+fields come last and have a default; a field never changes its type or meaning; tags are never reused;
+:data:`VERSION` rises when an old peer would misread a message.
 """
 
 from __future__ import annotations

@@ -1,0 +1,169 @@
+"""The bytes on the wire, pinned: a router and a worker of different builds must understand each other.
+
+A test here fails when the meaning of a frame changes.  If that is wanted, follow the four rules of
+:mod:`tokenflow.wire.messages` (a new field comes last and has a default), raise ``VERSION`` if an old peer
+would misread the message, and pin the new bytes.
+"""
+
+from __future__ import annotations
+
+import typing
+
+import msgspec
+import pytest
+
+from tokenflow.types import ModelConfig, SamplingParams
+from tokenflow.wire.channel import decode_to_router, decode_to_worker, encode
+from tokenflow.wire.messages import (
+    VERSION,
+    Failure,
+    Hello,
+    Open,
+    Ready,
+    RouteRule,
+    Row,
+    RowDone,
+    RowFailed,
+    Score,
+    Scored,
+    Step,
+    StepDone,
+    Stop,
+    ToRouter,
+    ToWorker,
+)
+
+SAMPLING = SamplingParams(
+    max_tokens=300,
+    temperature=0.5,
+    top_k=40,
+    top_p=0.875,
+    min_p=0.125,
+    seed=2**64 - 1,
+    choice=2,
+    repetition_penalty=1.25,
+    presence_penalty=-0.5,
+    frequency_penalty=0.5,
+    logit_bias={70_000: -2.5},
+    min_tokens=3,
+    stop=("\n\n", "ÿ"),
+    stop_token_ids=(7,),
+    ignore_eos=True,
+    logprobs=True,
+    top_logprobs=5,
+)
+TO_WORKER: list[tuple[ToWorker, str]] = [
+    (
+        Hello(
+            VERSION,
+            "slm",
+            1,
+            ModelConfig(path="/models/slm", kv_cache=4096),
+            (RouteRule(["gt", ["signal", "entropy"], ["param", "tau"]], 2),),
+            ("tau",),
+            151_669,
+            (0, 151_645),
+        ),
+        "89a474797065a568656c6c6fa776657273696f6e01a56d6f64656ca3736c6da4636f646501a6636f6e6669678ba47061"
+        "7468ab2f6d6f64656c732f736c6da6656e67696e65a5746f726368a56474797065a46175746fa6646576696365a46175"
+        "746fae636f6e746578745f6c656e677468c0a86b765f6361636865cd1000ac6d61785f726571756573747340b06d6178"
+        "5f62617463685f746f6b656e73cd0800ac7072656669785f6361636865c3a77468726561647301af74656e736f725f70"
+        "6172616c6c656c01a572756c6573919293a2677492a67369676e616ca7656e74726f707992a5706172616da374617502"
+        "a6706172616d7391a3746175ab766f6361625f6c696d6974ce00025075ad656f735f746f6b656e5f6964739200ce0002"
+        "505d",
+    ),
+    (
+        Step(
+            7,
+            [3],
+            [Open(4, 1, 2, 99, SAMPLING, (0.03125,))],
+            [(5, 12)],
+            [Row(4, 1, 0, [11, 70_000], 0), Row(5, 0, 12, [13], 6)],
+        ),
+        "86a474797065a473746570a2696407a464726f709103a46f70656e919604010263de0011aa6d61785f746f6b656e73cd"
+        "012cab74656d7065726174757265cb3fe0000000000000a5746f705f6b28a5746f705f70cb3fec000000000000a56d69"
+        "6e5f70cb3fc0000000000000a473656564cfffffffffffffffffa663686f69636502b272657065746974696f6e5f7065"
+        "6e616c7479cb3ff4000000000000b070726573656e63655f70656e616c7479cbbfe0000000000000b16672657175656e"
+        "63795f70656e616c7479cb3fe0000000000000aa6c6f6769745f6269617381ce00011170cbc004000000000000aa6d69"
+        "6e5f746f6b656e7303a473746f7092a20a0aa2c3bfae73746f705f746f6b656e5f6964739107aa69676e6f72655f656f"
+        "73c3a86c6f6770726f6273c3ac746f705f6c6f6770726f62730591cb3fa0000000000000a87472756e63617465919205"
+        "0ca4726f77739295040100920bce00011170009505000c910d06",
+    ),
+    (Score(8, [1, 2, 300], 2), "84a474797065a573636f7265a2696408a6746f6b656e73930102cd012ca3746f7002"),
+    (Stop(), "81a474797065a473746f70"),
+]
+TO_ROUTER: list[tuple[ToRouter, str]] = [
+    (
+        Ready(VERSION, 151_936, 40_960, 65_536, 16, 64, "ab12", "cuda:0", "bfloat16", 2.5),
+        "8ba474797065a57265616479a776657273696f6e01aa766f6361625f73697a65ce00025180ae636f6e746578745f6c65"
+        "6e677468cda000ab6b765f6361706163697479ce00010000aa626c6f636b5f73697a6510ac6d61785f72657175657374"
+        "7340a9746f6b656e697a6572a461623132a6646576696365a6637564613a30a56474797065a862666c6f61743136a66c"
+        "6f61645f73cb4004000000000000",
+    ),
+    (
+        StepDone(
+            7,
+            [RowDone(4, 1, 2, 70_000, 0, 2, -0.25, [(70_000, -0.25), (5, -2.0)]), RowDone(5, 0, 13, -1)],
+            [RowFailed(6, 0, 9, "NonFiniteLogits", "NaN")],
+            10.0,
+            10.5,
+            0.375,
+            3,
+            16,
+        ),
+        "89a474797065a4646f6e65a2696407a4726f77739298040102ce000111700002cbbfd00000000000009292ce00011170"
+        "cbbfd00000000000009205cbc0000000000000009805000dffff00c090a66661696c65649195060009af4e6f6e46696e"
+        "6974654c6f67697473a34e614ea773746172746564cb4024000000000000a5656e646564cb4025000000000000a9666f"
+        "72776172645f73cb3fd8000000000000a8636f6d707574656403a663616368656410",
+    ),
+    (
+        Scored(8, [-0.5, -1.5], [[(2, -0.5)], []]),
+        "84a474797065a673636f726564a2696408a86c6f6770726f627392cbbfe0000000000000cbbff8000000000000a3746f"
+        "7092919202cbbfe000000000000090",
+    ),
+    (
+        Failure("ModelNotFound", "no such directory", "Traceback"),
+        "84a474797065a76661696c757265a46b696e64ad4d6f64656c4e6f74466f756e64a76d657373616765b16e6f20737563"
+        "68206469726563746f7279a974726163656261636ba954726163656261636b",
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "pinned"), TO_WORKER, ids=lambda value: type(value).__name__)
+def test_frames_to_a_worker_are_the_bytes_they_always_were(message: ToWorker, pinned: str) -> None:
+    assert encode(message)[4:].hex() == pinned
+    assert decode_to_worker(bytes.fromhex(pinned)) == message
+
+
+@pytest.mark.parametrize(("message", "pinned"), TO_ROUTER, ids=lambda value: type(value).__name__)
+def test_frames_to_the_router_are_the_bytes_they_always_were(message: ToRouter, pinned: str) -> None:
+    assert encode(message)[4:].hex() == pinned
+    assert decode_to_router(bytes.fromhex(pinned)) == message
+
+
+def test_every_message_is_pinned() -> None:
+    assert {type(message) for message, _ in TO_WORKER} == set(typing.get_args(ToWorker))
+    assert {type(message) for message, _ in TO_ROUTER} == set(typing.get_args(ToRouter))
+
+
+def test_a_frame_starts_with_its_length_in_four_bytes_big_endian() -> None:
+    assert encode(Stop()) == bytes.fromhex("0000000b81a474797065a473746f70")
+
+
+def test_an_older_peer_reads_past_fields_that_it_does_not_know() -> None:
+    row = msgspec.msgpack.encode([4, 1, 0, [11], 0, "a later field"])
+    assert msgspec.msgpack.decode(row, type=Row) == Row(4, 1, 0, [11], 0)
+    stop = msgspec.msgpack.encode({"type": "stop", "later": 1})
+    assert decode_to_worker(stop) == Stop()
+
+
+def test_a_newer_peer_reads_rows_without_the_fields_that_have_defaults() -> None:
+    row = msgspec.msgpack.encode([4, 1, 2, 70])
+    assert msgspec.msgpack.decode(row, type=RowDone) == RowDone(4, 1, 2, 70, -1, 0, None, [])
+
+
+def test_an_expression_tree_of_tuples_arrives_as_lists() -> None:
+    hello = Hello(VERSION, "m", 1, ModelConfig(path=""), (RouteRule(("not", ("x", 1.5)), 2),), (), 1, ())
+    got = decode_to_worker(encode(hello)[4:])
+    assert isinstance(got, Hello)
+    assert got.rules == (RouteRule(["not", ["x", 1.5]], 2),)
