@@ -110,27 +110,42 @@ class KVCache(Protocol):
 
 
 class CausalMasks:
-    """Additive masks in which query i sees its first ``seen[i]`` keys.
+    """Additive masks that hide later keys, for groups of ``group`` query heads.
 
-    All masks are windows of one vector, zeros and then minus infinity: viewed with both strides 1, its row
-    r is the mask that lets ``length - r`` keys through.
+    They are windows of two tensors that double as keys grow, so a step builds next to nothing.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, group: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._group = group
         self._dtype = dtype
         self._device = device
         self._length = 0
-        self._windows = torch.empty(0)
+        self._shifts = self._steps = torch.empty(0)
 
-    def of(self, seen: Sequence[int], keys: int) -> Tensor:
-        """The mask [len(seen), keys]; no ``seen`` exceeds ``keys``."""
-        if keys > self._length:
-            self._length = max(256, 1 << (keys - 1).bit_length())
-            line = torch.zeros(2 * self._length + 1, dtype=self._dtype, device=self._device)
-            line[self._length :] = float("-inf")
-            self._windows = line.as_strided((self._length + 1, self._length), (1, 1))
+    def of_singles(self, seen: Sequence[int], keys: int) -> Tensor:
+        """[len(seen), 1, 1, keys]: the one query of row i sees the first ``seen[i]`` keys."""
+        self._grow(keys)
         rows = integers([self._length - n for n in seen], self._device)
-        return self._windows[:, :keys].index_select(0, rows)
+        return self._shifts[:, :keys].index_select(0, rows)[:, None, None]
+
+    def of_block(self, count: int, keys: int) -> Tensor:
+        """[1, 1, count * group, keys]: the last of ``count`` queries sees every key, each other one less."""
+        self._grow(keys)
+        stop = self._length + count
+        return self._steps[None, None, : count * self._group, stop - keys : stop]
+
+    def _grow(self, keys: int) -> None:
+        if keys <= self._length:
+            return
+        length = self._length = max(256, 1 << (keys - 1).bit_length())
+        line = torch.zeros(2 * length + 1, dtype=self._dtype, device=self._device)
+        line[length:] = float("-inf")
+        # Row r is the line from its r-th element on: it lets length - r keys through.
+        self._shifts = line.as_strided((length + 1, length), (1, 1))
+        last_seen = length + torch.arange(QUERY_BLOCK, device=self._device).repeat_interleave(self._group)
+        hidden = torch.arange(length + QUERY_BLOCK, device=self._device) > last_seen[:, None]
+        steps = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        self._steps = steps.masked_fill_(hidden, float("-inf"))
 
 
 def integers(values: Iterable[int], device: torch.device) -> Tensor:
@@ -141,14 +156,13 @@ def integers(values: Iterable[int], device: torch.device) -> Tensor:
     return torch.frombuffer(numbers, dtype=torch.int64).to(device)
 
 
-def blocks_of(start: int, past: int, each: int, group: int, masks: CausalMasks) -> tuple[Queries, ...]:
+def blocks_of(start: int, past: int, each: int, masks: CausalMasks) -> tuple[Queries, ...]:
     """The queries of one row that feeds ``each`` tokens after ``past``, cut into query blocks."""
     blocks = []
     for first in range(0, each, QUERY_BLOCK):
         count = min(QUERY_BLOCK, each - first)
         keys = past + first + count
-        seen = [past + first + 1 + i for i in range(count) for _ in range(group)]
-        mask = masks.of(seen, keys)[None, None] if count > 1 else None
+        mask = masks.of_block(count, keys) if count > 1 else None
         blocks.append(Queries(start + first, 1, count, keys, mask))
     return tuple(blocks)
 

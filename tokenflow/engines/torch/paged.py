@@ -55,7 +55,6 @@ class PagedCache:
         self._reuse = reuse
         self._device = device
         self._kv_heads = spec.kv_heads
-        self._group = spec.heads // spec.kv_heads
         shape = (spec.layers, (blocks + 1) * block_size, 2 * spec.kv_heads, spec.head_dim)
         self._pool = torch.empty(shape, dtype=dtype, device=device)
         self._pool[:, :block_size] = 0
@@ -63,7 +62,7 @@ class PagedCache:
         self._uses = [0] * (blocks + 1)
         self._free = OrderedDict.fromkeys(range(1, blocks + 1))
         self._trie = BlockTrie()
-        self._masks = CausalMasks(dtype, device)
+        self._masks = CausalMasks(spec.heads // spec.kv_heads, dtype, device)
         self._offsets = torch.arange(block_size, device=device)
 
     def open(self, tokens: Sequence[int]) -> Opened:
@@ -112,11 +111,11 @@ class PagedCache:
             if count == 1:
                 seen.append(past + 1)
             else:
-                queries = blocks_of(start, past, count, self._group, self._masks)
+                queries = blocks_of(start, past, count, self._masks)
                 reads.append(Read(self._places([slot], [past + count]), past + count, queries))
         if seen:
             keys = max(seen)
-            mask = self._masks.of(seen, keys)[:, None, None] if min(seen) < keys else None
+            mask = self._masks.of_singles(seen, keys) if min(seen) < keys else None
             singles = self._places([feeds[i].slot for i in order[: len(seen)]], seen)
             reads.insert(0, Read(singles, keys, (Queries(0, len(seen), 1, keys, mask),)))
         return Plan(

@@ -83,7 +83,6 @@ class RowCache:
         self._reuse = reuse
         self._device = device
         self._kv_heads = spec.kv_heads
-        self._group = spec.heads // spec.kv_heads
         self._channels = spec.heads * spec.head_dim
         rows = 2 * max_open if reuse else max_open
         self._token_bytes = spec.head_dim * dtype.itemsize
@@ -100,7 +99,7 @@ class RowCache:
         self._rows = [_Row() for _ in range(rows)]
         self._held = 0
         self._clock = 0
-        self._masks = CausalMasks(dtype, device)
+        self._masks = CausalMasks(spec.heads // spec.kv_heads, dtype, device)
 
     def open(self, tokens: Sequence[int]) -> Opened:
         if sum(row.open for row in self._rows) >= self._max_open:
@@ -146,7 +145,7 @@ class RowCache:
             ids += tokens
             positions += range(past, past + count)
             stop = max(stop, past + count)
-            queries = blocks_of(start, past, count, self._group, self._masks)
+            queries = blocks_of(start, past, count, self._masks)
             reads.append(self._strip(slot, 1, past + count, queries))
             if count < _SLICE:
                 rows += [slot] * count
@@ -287,7 +286,7 @@ class RowCache:
             uneven = None
             if min(part) < keys:
                 if mask is None:
-                    mask = self._masks.of(seen, max(seen))[:, None, None]
+                    mask = self._masks.of_singles(seen, max(seen))
                 uneven = mask[start:stop, ..., :keys]
             queries = (Queries(start, stop - start, 1, keys, uneven),)
             yield self._strip(rows[start], stop - start, keys, queries)
