@@ -151,11 +151,13 @@ def _answer(
         step = Step(own.hidden, own.logits, small_tokens, peer.logits, peer.logits.argmax(-1), held)
         choice = rule(step)
         tokens = torch.where(choice.large, step.large_tokens, small_tokens)
+        arrivals = choice.large & ~held
+        returns = choice.large & ~choice.held & (tokens != EOS)
         for row in open_.nonzero()[:, 0].tolist():
             response = responses[row]
             response.ids.append(int(tokens[row]))
             response.large += bool(choice.large[row])
-            response.handoffs += bool(choice.large[row] != held[row])
+            response.handoffs += int(arrivals[row]) + int(returns[row])
         held = choice.held
         open_ = open_ & (tokens != EOS)
         if not open_.any():

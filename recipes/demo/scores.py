@@ -16,7 +16,7 @@ class Outcome:
     :param exact: the whole text is the reference.
     :param tokens: committed tokens, the end-of-sequence token included.
     :param large_tokens: how many of them the large model wrote.
-    :param handoffs: how often the request changed models.
+    :param handoffs: how often the request changed models, there and back.
     """
 
     task: str
