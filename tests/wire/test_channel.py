@@ -192,6 +192,17 @@ async def test_nothing_is_received_after_close(sockets: Sockets) -> None:
     channel.close()
 
 
+async def test_close_does_not_wait_for_a_worker_that_has_stopped_reading(sockets: Sockets) -> None:
+    ours, _ = sockets
+    recorder = Recorder()
+    channel = await Channel.connect(ours, recorder)
+    channel.send(Score(1, list(range(1_000_000)), 0))
+    channel.close()
+    with anyio.fail_after(5):
+        await recorder.ended.wait()
+    assert recorder.ends == [None]
+
+
 def test_a_worker_sees_that_the_router_is_gone(sockets: Sockets) -> None:
     ours, theirs = sockets
     worker = WorkerChannel(theirs)

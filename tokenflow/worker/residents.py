@@ -45,14 +45,17 @@ class Residents:
         return len(self._by_handle)
 
     def apply(self, step: Step) -> None:
-        """Drop, open and truncate as the step says; :raises ProtocolError: on a handle that is not open."""
+        """Drop, open and truncate as the step says.
+
+        :raises ProtocolError: on a handle that is not open, or a length that it does not have.
+        """
         for handle in step.drop:
             self._release(self._by_handle.pop(handle, None))
         for settings in step.open:
             self._release(self._by_handle.pop(settings.handle, None))
             self._by_handle[settings.handle] = Resident(settings)
         for handle, length in step.truncate:
-            self._truncate(self._get(handle), length)
+            self._truncate(handle, length)
 
     def extend(self, row: Row) -> tuple[Resident, int]:
         """Take a row's tokens; returns its resident and how many of them a prefix cache saved.
@@ -84,7 +87,12 @@ class Residents:
         if resident is not None and resident.slot >= 0:
             self._engine.release(resident.slot)
 
-    def _truncate(self, resident: Resident, length: int) -> None:
+    def _truncate(self, handle: int, length: int) -> None:
+        resident = self._get(handle)
+        if not 0 <= length <= len(resident.tokens):
+            raise ProtocolError(
+                f"handle {handle} has {len(resident.tokens)} tokens and cannot keep {length} of them"
+            )
         del resident.tokens[length:]
         if resident.fed > length:
             self._engine.truncate(resident.slot, length)
@@ -95,10 +103,11 @@ def plan(residents: list[Resident], budget: int) -> list[int]:
     """How many pending tokens each resident feeds in one step of at most ``budget`` tokens.
 
     Decodes (one pending token) always run; what is left goes to longer extends in order, so a long
-    prefill is cut into chunks and never holds its neighbours up for more than one step.
+    prefill is cut into chunks and never holds its neighbours up for more than one step.  Where decodes
+    alone fill the budget, the first longer extend still gets one token: nothing waits for ever.
     """
     shares = [1 if resident.pending == 1 else 0 for resident in residents]
-    left = max(budget - sum(shares), 0 if any(shares) else 1)
+    left = max(budget - sum(shares), 1)
     for index, resident in enumerate(residents):
         if resident.pending > 1:
             shares[index] = min(resident.pending, left)
