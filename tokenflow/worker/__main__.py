@@ -26,6 +26,8 @@ def main() -> NoReturn:
     # What a recipe prints must not end up in the router's standard output.
     os.dup2(2, 1)
     sock = socket.socket(fileno=int(sys.argv[1]))
+    # A program that an engine starts must not keep the channel open beyond this process.
+    sock.set_inheritable(False)
     threading.Thread(target=_exit_with_router, args=(sock.fileno(),), daemon=True).start()
     from tokenflow.worker.loop import serve
 
