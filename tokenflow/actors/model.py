@@ -74,7 +74,7 @@ class ModelActor:
         self._system = system
         self._slots = slots
         self._mailbox: Mailbox[Sequence] = Mailbox(lambda: self.threshold, self._patience_s)
-        self._admitted: asyncio.Queue[Sequence] = asyncio.Queue()
+        self._admitted: asyncio.Queue[tuple[Sequence, int]] = asyncio.Queue()
         self._arrivals: asyncio.Queue[tuple[Sequence, int, PeerReq]] = asyncio.Queue()
         self._news: list[Sequence] = []
         self._sent: dict[int, int] = {}
@@ -83,7 +83,7 @@ class ModelActor:
 
     def admit(self, sequence: Sequence) -> None:
         """Take a new request, or one that is rebuilt here, from the client side."""
-        self._admitted.put_nowait(sequence)
+        self._admitted.put_nowait((sequence, sequence.epoch))
 
     def receive(self, sequence: Sequence, request: PeerReq) -> None:
         """Take a hand-off from another model."""
@@ -105,15 +105,15 @@ class ModelActor:
     async def client_loop(self) -> None:
         """Let new requests in.  The prefill of a new request never waits for a threshold."""
         while True:
-            sequence = await self._admitted.get()
-            if sequence.phase is Phase.ACTIVE:
+            sequence, epoch = await self._admitted.get()
+            if self._current(sequence, epoch):
                 self._mailbox.put(sequence, urgent=True)
 
     async def peer_loop(self) -> None:
         """Take requests over from other models; by default every token they bring is accepted."""
         while True:
             sequence, epoch, request = await self._arrivals.get()
-            if sequence.phase is not Phase.ACTIVE or sequence.epoch != epoch:
+            if not self._current(sequence, epoch):
                 continue
             if request.loc != len(sequence.tokens):
                 raise ProtocolError(
@@ -196,6 +196,7 @@ class ModelActor:
         self._news.extend(batch.values())
 
     def _current(self, sequence: Sequence, epoch: int) -> bool:
+        """Whether what was said of a request still holds: it is not over, and not being rebuilt."""
         return sequence.phase is Phase.ACTIVE and sequence.epoch == epoch
 
     def _settle(self, sequence: Sequence, row: RowDone) -> None:
