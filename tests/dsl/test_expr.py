@@ -278,7 +278,7 @@ def assert_plain(tree: object) -> None:
                 assert_plain(argument)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(WORDS), max_size=24).map(" ".join)))
 @example("().__class__.__base__.__subclasses__() > 0")
 @example("true " + "and true " * 200)

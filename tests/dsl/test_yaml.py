@@ -92,6 +92,7 @@ TRAPS = [
     ("dtype: bfloat16", "kv_cache: 1e3", ["6:38: error: models.llm.kv_cache: expected a whole number, got 1000.0"]),
     ("tau: 0.03", "tau: 1:30", ['3:15: error: params.tau: expected a number, got "1:30"']),
     ("tau: 0.03", "tau: 2024-01-01", ['3:15: error: params.tau: expected a number, got "2024-01-01"']),
+    ("name: pair", 'name: "\\ud800"', ['1:7: error: name: expected valid Unicode, got "\\ud800"']),
     ("name: pair", "name: 2024-01-01", ['1:7: error: name: expected a name of letters, digits, "_" and "-" that begins with a letter, got "2024-01-01"']),
     # Keys, tags, merges, aliases.
     ("name: pair", "name: pair\n? [a, b]\n: c", ["2:3: error: a key must be plain text"]),

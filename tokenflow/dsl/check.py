@@ -73,7 +73,7 @@ def _check_conditions(document: Document, params: dict[str, Any]) -> Conditions:
 
 def _check_models(document: Document, models: dict[str, Any]) -> None:
     for name, model in models.items():
-        if not re.match(NAME, name):
+        if not re.fullmatch(NAME, name):
             document.report(("models", name), f"expected {NAME_RULE}", at_key=True)
         text = _mapping(model).get("path")
         path = ("models", name, "path")

@@ -10,7 +10,6 @@ from typing import Any, get_origin
 from tokenflow.dsl.schema import Model, shape_at, unknown_key
 from tokenflow.dsl.source import Document, Spot, read_value
 from tokenflow.dsl.wording import Path, did_you_mean, key_path, printable, show
-from tokenflow.errors import Problem
 
 _STEP = r"(?:[\w-]+(?:\[\d{1,9}\])*)"
 _KEY_PATH = re.compile(rf"{_STEP}(?:\.{_STEP})*")
@@ -26,8 +25,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
         spot = Spot(f"--set {printable(override)}", folders)
         fault = _apply(document, override, spot)
         if fault is not None:
-            path, message = fault
-            document.problems.append(Problem(spot.file, 0, 0, key_path(path), message))
+            document.note(spot, *fault)
 
 
 def _apply(document: Document, override: str, spot: Spot) -> tuple[Path, str] | None:

@@ -210,7 +210,7 @@ def _hint(error: ErrorDetails) -> str:
     if wanted == "bool_type":
         meant = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(str(got).lower())
         return f" (did you mean {meant}?)" if meant else ""
-    if not isinstance(got, str):
+    if not isinstance(got, str) or wanted == "string_unicode":
         return ""
     if re.fullmatch(r"[-+]?[0-9]+,[0-9]+", got):
         return f" (did you mean {got.replace(',', '.')}?)"
@@ -224,6 +224,7 @@ _MISSING = {
 }
 _MESSAGES: dict[str, Callable[[Path, ErrorDetails], str]] = {
     "string_type": _expected_text,
+    "string_unicode": _expected("valid Unicode"),
     "int_type": _expected("a whole number"),
     "float_type": _expected("a number"),
     "bool_type": _expected("true or false"),

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
 import yaml
 from yaml.scanner import Scanner
 
-from tokenflow.dsl.wording import Path, closest, key_path, show
+from tokenflow.dsl.wording import Path, closest, key_path, printable, show
 from tokenflow.errors import Problem, RecipeError
 
 MAX_BYTES = 1 << 20
@@ -64,7 +64,12 @@ class Document:
                 line, column = _position(spot.scalar, offset)
             else:
                 message = f"column {offset + 1}: {message}"
-        self.problems.append(Problem(spot.file, line, column, key_path(path), message))
+        self.note(replace(spot, line=line, column=column), path, message)
+
+    def note(self, spot: Spot, path: Path, message: str) -> None:
+        """Note a problem at a spot; the names that a message quotes cannot break its line."""
+        problem = Problem(spot.file, spot.line, spot.column, key_path(path), printable(message))
+        self.problems.append(problem)
 
     def ends_at_comma(self, path: Path) -> bool:
         """Whether the value at ``path`` is unquoted text that a comma ends."""
@@ -171,6 +176,9 @@ _PREFIXED = re.compile(r"0o[0-7]{1,40}|0x[0-9a-fA-F]{1,40}")
 _REAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)")
 
 
+_PREFIX = re.compile(r"[&!]\S*\s*")  # an anchor or a tag before a value
+
+
 def _read_text(name: str) -> str:
     try:
         if FilePath(name).is_dir():
@@ -255,22 +263,19 @@ class _Builder:
         for key_node, value_node in node.value:
             spot = self._spot(key_node)
             if not isinstance(key_node, yaml.ScalarNode):
-                self._note(spot, path, "a key must be plain text")
+                self.document.note(spot, path, "a key must be plain text")
                 continue
             inner = (*path, key_node.value)
             if key_node.value == "<<" and key_node.tag == "plain":
-                self._note(spot, inner, "merge keys are not supported: repeat the keys")
+                self.document.note(spot, inner, "merge keys are not supported: repeat the keys")
             elif key_node.value in result:
                 first = self.document.keys[inner].line
                 where = f"lines {first} and {spot.line}" if first != spot.line else f"twice on line {first}"
-                self._note(spot, inner, f"duplicate key ({where})")
+                self.document.note(spot, inner, f"duplicate key ({where})")
             else:
                 self.document.keys[inner] = spot
                 result[key_node.value] = self.build(value_node, inner)
         return result
-
-    def _note(self, spot: Spot, path: Path, message: str) -> None:
-        self.document.problems.append(Problem(spot.file, spot.line, spot.column, key_path(path), message))
 
     def _spot(self, node: yaml.Node) -> Spot:
         mark = node.start_mark
@@ -301,8 +306,8 @@ def _position(node: yaml.ScalarNode, offset: int) -> tuple[int, int]:
     """
     text, at, end = node.start_mark.buffer, node.start_mark.pointer, node.end_mark.pointer
     assert text is not None
-    while text[at] in "&!":
-        at = _skip(text, at, r"\S+\s*")
+    while (prefix := _PREFIX.match(text, at)) is not None:
+        at = prefix.end()
     style = node.style or ""
     if style in ("|", ">"):
         at = text.index("\n", at) + 1
@@ -321,11 +326,6 @@ def _position(node: yaml.ScalarNode, offset: int) -> tuple[int, int]:
     else:
         at = last
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
-
-
-def _skip(text: str, at: int, pattern: str) -> int:
-    match = re.compile(pattern).match(text, at)
-    return match.end() if match else at
 
 
 def _character(text: str, at: int, style: str) -> tuple[int, str]:
