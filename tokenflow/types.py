@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,8 +20,9 @@ class SamplingParams:
 
     :param max_tokens: most output tokens; ``None`` means as many as the context allows.
     :param temperature: 0 is greedy.
-    :param top_k: keep the k most probable tokens; 0 keeps all.
-    :param top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``; in (0, 1].
+    :param top_k: keep the k most probable tokens; 0 and -1 keep all, 1 is greedy.
+    :param top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``; in [0, 1],
+        where 0 is greedy.
     :param min_p: drop tokens less probable than ``min_p`` times the most probable one; in [0, 1].
     :param seed: a 64-bit seed; ``None`` draws one at admission, which the request then keeps.
     :param choice: index of this response among several to one prompt; part of the random key.
@@ -66,7 +67,9 @@ class SamplingParams:
         for name in _NUMBERS:
             require(_is_number(getattr(self, name)), name, "a finite number")
         for name in ("top_k", "choice", "min_tokens", "top_logprobs"):
-            require(_is_int(getattr(self, name)), name, "an integer")
+            require(_is_int(getattr(self, name)), name, "a 64-bit integer")
+        for name in ("ignore_eos", "logprobs"):
+            require(isinstance(getattr(self, name), bool), name, "true or false")
         require(
             self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1),
             "max_tokens",
@@ -77,7 +80,7 @@ class SamplingParams:
         require(0 <= self.top_p <= 1, "top_p", "between 0 and 1")
         require(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
         require(
-            self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**64),
+            self.seed is None or _is_int(self.seed, below=2**64),
             "seed",
             "a 64-bit integer",
         )
@@ -86,15 +89,16 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             require(-2 <= getattr(self, name) <= 2, name, "between -2 and 2")
         require(
-            all(_is_int(k) and k >= 0 and _is_number(v) for k, v in self.logit_bias.items()),
+            isinstance(self.logit_bias, Mapping)
+            and all(_is_int(k) and k >= 0 and _is_number(v) for k, v in self.logit_bias.items()),
             "logit_bias",
             "a mapping of token ids to finite numbers",
         )
         require(self.min_tokens >= 0, "min_tokens", "at least 0")
         require(
-            isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
+            isinstance(self.stop, tuple) and all(isinstance(s, str) and _is_text(s) for s in self.stop),
             "stop",
-            "a tuple of non-empty strings",
+            "a tuple of non-empty strings without lone surrogates",
         )
         require(
             isinstance(self.stop_token_ids, tuple)
@@ -107,6 +111,10 @@ class SamplingParams:
             "top_logprobs",
             f"between 0 and {MAX_TOP_LOGPROBS}",
         )
+        # Workers get what was checked: plain numbers, and a mapping that nobody else holds.
+        for name in _NUMBERS:
+            object.__setattr__(self, name, float(getattr(self, name)))
+        object.__setattr__(self, "logit_bias", {k: float(v) for k, v in self.logit_bias.items()})
 
     @property
     def greedy(self) -> bool:
@@ -114,6 +122,7 @@ class SamplingParams:
         return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
 
 
+_LARGEST = sys.float_info.max
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -124,12 +133,18 @@ _NUMBERS = (
 )
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_int(value: object, below: int = 2**63) -> bool:
+    """Whether a value is an integer that a message to a worker can carry."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < below
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string is not empty and can be encoded: half a surrogate pair cannot."""
+    return bool(value) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,9 +85,9 @@ class WorkerProcess(asyncio.SubprocessProtocol):
                 env=worker_environment(self.hello.config.threads),
             )
         tasks.start_soon(self._watch, name=f"{self.hello.model}.worker")
+        self._channel.send(self.hello)
         if self._stopping:
             self.kill()
-        self._channel.send(self.hello)
         return await self._ready
 
     def step(self, step: Step) -> asyncio.Future[StepDone]:
