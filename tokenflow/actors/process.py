@@ -84,8 +84,8 @@ class WorkerProcess(asyncio.SubprocessProtocol):
                 start_new_session=True,
                 env=worker_environment(self.hello.config.threads),
             )
+            self._channel.send(self.hello)
         tasks.start_soon(self._watch, name=f"{self.hello.model}.worker")
-        self._channel.send(self.hello)
         if self._stopping:
             self.kill()
         return await self._ready
