@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
@@ -38,6 +38,7 @@ def state(decoder: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SUPPORTED)
 @given(tokens=st.lists(TOKEN, min_size=1, max_size=6))
+@settings(deadline=None)
 def test_pieces_add_up_to_what_the_decoder_makes_of_the_whole(name: str, tokens: list[str]) -> None:
     decoder = SUPPORTED[name]
     piece = compile_decoder(state(decoder))
@@ -51,6 +52,7 @@ def test_without_a_decoder_tokens_are_joined_by_spaces() -> None:
 
 
 @given(data=st.binary())
+@settings(deadline=None)
 def test_a_byte_level_token_is_its_bytes(data: bytes) -> None:
     alphabet = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in alphabet]
