@@ -204,7 +204,7 @@ def main() -> None:
         arguments.output, arguments.tau, arguments.prompts, arguments.max_tokens, arguments.processes
     ):
         if done % 10 == 0 or done == arguments.prompts:
-            print(f"{done} prompts, {time.monotonic() - started:.0f} s", file=sys.stderr)  # noqa: T201
+            print(f"{done} prompts, {time.monotonic() - started:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":
