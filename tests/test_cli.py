@@ -108,7 +108,7 @@ def test_a_batch_keeps_order_and_keys_and_reports_bad_rows_in_place(tmp_path: Pa
     messages = [row["error"]["message"] for row in out[2:]]
     assert messages[0] == "token id 500 at index 1 is out of range: the tokenizer has 100 ids"
     assert messages[1] == "line 4 has none of the keys prompt, messages, prompt_ids"
-    assert messages[2] == "a prompt is a text or a list, got int"
+    assert messages[2] == "prompt must be a text or a list, got int"
     assert messages[3].startswith("line 6 is not JSON:")
     assert "6 prompts, 4 failed" in done.stderr
 

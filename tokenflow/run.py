@@ -30,7 +30,6 @@ _PROMPT_KEYS = ("prompt", "messages", "prompt_ids")
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
-    logging.basicConfig(level=settings().log_level, format="%(message)s", stream=sys.stderr)
     if (args.prompt is None) == (args.input is None):
         return _usage("give a PROMPT (or - for stdin) or --input FILE, one of the two")
     if args.output is not None and args.input is None:
@@ -38,12 +37,17 @@ def run(args: argparse.Namespace) -> int:
     if args.trace and (args.json or args.input is not None):
         return _usage("--trace marks the text of one PROMPT; it does not go with --json or --input")
     try:
+        if args.output is not None and Path(args.output).exists() and Path(args.output).samefile(args.input):
+            return _usage("--output would overwrite --input; give another file")
+        logging.basicConfig(level=settings().log_level, format="%(message)s", stream=sys.stderr)
+        router = Router(args.recipe, overrides=args.overrides)
+        # Before the event loop starts: Ctrl-C could not interrupt it there.
+        text = _read_stdin() if args.prompt == "-" else args.prompt
         with ExitStack() as files:
-            source = files.enter_context(Path(args.input).open(encoding="utf-8")) if args.input else None
+            source = files.enter_context(_open_rows(args.input)) if args.input else None
             sink = files.enter_context(Path(args.output).open("w", encoding="utf-8")) if args.output else None
-            router = Router(args.recipe, overrides=args.overrides)
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                return runner.run(_run(args, router, source, sink))
+                return runner.run(_run(args, router, text, source, sink))
     except RecipeError as error:
         print(error, file=sys.stderr)
         return 2
@@ -61,6 +65,15 @@ def _usage(message: str) -> int:
     return 2
 
 
+def _read_stdin() -> str:
+    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+
+
+def _open_rows(path: str) -> TextIO:
+    """The input file; bytes that are no UTF-8 fail the row they are in, not the file."""
+    return Path(path).open(encoding="utf-8", errors="surrogateescape")
+
+
 def _loop_factory() -> Any:
     try:
         import uvloop
@@ -69,7 +82,9 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
-async def _run(args: argparse.Namespace, router: Router, source: TextIO | None, sink: TextIO | None) -> int:
+async def _run(
+    args: argparse.Namespace, router: Router, text: str, source: TextIO | None, sink: TextIO | None
+) -> int:
     given = {name: getattr(args, name) for name in _SAMPLING}
     sampling = {name: value for name, value in given.items() if value is not None}
     names = ", ".join(f"{model.name} ({model.config.path})" for model in router.recipe.models)
@@ -79,7 +94,6 @@ async def _run(args: argparse.Namespace, router: Router, source: TextIO | None, 
         print(f"{router.recipe.name}: ready in {time.monotonic() - started:.1f} s", file=sys.stderr)
         if source is not None:
             return await _batch(args, router, sampling, source, sink)
-        text = sys.stdin.read() if args.prompt == "-" else args.prompt
         prompt: Prompt = [{"role": "user", "content": text}] if args.chat else text
         if args.json:
             completion = await router.generate(prompt, **sampling)
@@ -187,7 +201,9 @@ def parse_row(line: str, number: int) -> dict[str, Any]:
     """An input row; :raises InvalidRequest: if the line is not a JSON object with a prompt."""
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+        # Half a surrogate pair, as an escape or from bytes that are no UTF-8, could not be written again.
+        json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"line {number} is not JSON: {error}", "prompt") from None
     if not isinstance(row, dict) or not any(key in row for key in _PROMPT_KEYS):
         raise InvalidRequest(f"line {number} has none of the keys {', '.join(_PROMPT_KEYS)}", "prompt")
@@ -195,9 +211,11 @@ def parse_row(line: str, number: int) -> dict[str, Any]:
 
 
 def _prompt_of(row: Mapping[str, Any]) -> Prompt:
-    prompt = row[next(key for key in _PROMPT_KEYS if key in row)]
-    if not isinstance(prompt, str | list):
-        raise InvalidRequest(f"a prompt is a text or a list, got {type(prompt).__name__}", "prompt")
+    key = next(key for key in _PROMPT_KEYS if key in row)
+    prompt = row[key]
+    if not isinstance(prompt, str | list if key == "prompt" else list):
+        kind = "a text or a list" if key == "prompt" else "a list"
+        raise InvalidRequest(f"{key} must be {kind}, got {type(prompt).__name__}", key)
     return prompt
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from functools import cache
+
+from tokenflow.errors import TokenflowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +26,15 @@ class Settings:
 
 @cache
 def settings() -> Settings:
-    """The settings of this process."""
+    """The settings of this process; :raises TokenflowError: for a value that means nothing."""
+    level = os.environ.get("TOKENFLOW_LOG_LEVEL", "warning").upper()
+    if level not in logging.getLevelNamesMapping():
+        known = ", ".join(name.lower() for name in logging.getLevelNamesMapping())
+        raise TokenflowError(f"TOKENFLOW_LOG_LEVEL is {level.lower()!r}; it must be one of {known}")
     return Settings(
         hub_offline=os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"},
         no_color=bool(os.environ.get("NO_COLOR")),
-        log_level=os.environ.get("TOKENFLOW_LOG_LEVEL", "warning").upper(),
+        log_level=level,
     )
 
 
