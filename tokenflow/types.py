@@ -235,6 +235,8 @@ class ModelConfig:
     :param prefix_cache: reuse the KV cache of earlier requests with the same first tokens.
     :param threads: CPU threads of the worker.
     :param tensor_parallel: devices that share the model (``sglang`` engine).
+    :param verify: check tentative tokens: keep those that are this model's own choice, and write the first
+        that is not.
     """
 
     path: str
@@ -248,3 +250,4 @@ class ModelConfig:
     prefix_cache: bool = True
     threads: int = 1
     tensor_parallel: int = 1
+    verify: bool = False

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenflow.engines.random import uniform
+from tokenflow.random import uniform
 from tokenflow.engines.sampling import Draw, Sampled, Sampler, unusable_rows
 from tokenflow.types import SamplingParams
 

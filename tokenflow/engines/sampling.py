@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokenflow.engines.random import uniform
+from tokenflow.random import uniform
 from tokenflow.types import Logprob, SamplingParams
 
 _NUCLEUS = 512

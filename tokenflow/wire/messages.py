@@ -32,13 +32,39 @@ class RouteRule(msgspec.Struct, frozen=True, array_like=True):
     destination: int
 
 
+class HeadSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A router head to load; ``path`` is a local file or directory (the model's own for ``co_llm``).
+
+    ``threshold`` is the recipe's; without one, the checkpoint's counts.
+    """
+
+    name: str
+    kind: str
+    path: str
+    threshold: float | None
+
+
+class PythonSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A route written in Python: what to import from which file.
+
+    ``route`` is a function's qualified name, or ``router`` a class's, whose instances get ``peer`` (a model
+    code, 0 for none) as ``peer_idx``; the other is empty.
+    """
+
+    file: str
+    route: str
+    router: str
+    peer: int
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Router to worker, first frame: who you are and what to load.
 
     ``config.path`` is a local directory by now.  ``code`` is this model's destination code.  ``params``
     names the recipe's parameters in the order in which :class:`Open` sends their values.  Ids from
     ``vocab_limit`` on (logits padded beyond the tokenizer) are never sampled.  ``eos_token_ids`` is the
-    union over the recipe's models.
+    union over the recipe's models.  ``heads`` are those that this model's rules read.  A ``python`` route
+    takes the place of rules; ``models`` is how many destination codes there are.
     """
 
     version: int
@@ -49,6 +75,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     params: tuple[str, ...]
     vocab_limit: int
     eos_token_ids: tuple[int, ...]
+    heads: tuple[HeadSpec, ...] = ()
+    python: PythonSpec | None = None
+    models: int = 1
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -75,7 +104,8 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
     """Make a handle known, or known anew under a higher epoch (its old KV cache is then dropped).
 
     ``prompt_tokens`` is the length of the prompt: what follows it counts as output for penalties.
-    ``seed`` is the request's seed, drawn at admission where it gave none.
+    ``seed`` is the request's seed, drawn at admission where it gave none.  ``state`` is what the rules'
+    windows and momentums held after this model's last step for the request; empty at its first.
     """
 
     handle: int
@@ -84,13 +114,16 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
     seed: int
     sampling: SamplingParams
     params: tuple[float, ...]
+    state: list[float] = []
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """Extend a handle by ``tokens`` (they follow the ``base`` tokens sent before) and run it.
 
     ``tokens`` is empty when an earlier extension did not fit one step: the worker goes on with the rest.
-    ``run_length`` counts the tokens committed by this model since the request came to it.
+    ``run_length`` counts the tokens committed by this model since the request came to it.  The last
+    ``check`` tokens are tentative: the worker keeps them up to the first that is not its own choice, and
+    samples there.
     """
 
     handle: int
@@ -98,6 +131,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     base: int
     tokens: list[int]
     run_length: int
+    check: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -119,7 +153,9 @@ class RowDone(msgspec.Struct, frozen=True, array_like=True):
     ``position`` is the number of the handle's tokens in the KV cache now, which is also the index in the
     sequence of the token just sampled.  ``token`` is -1 where the extension is not finished (the chunk
     did not fit the step).  ``rule`` is the index of the rule that fired, or -1: stay.  ``destination`` is
-    a model code, 0 to stay.  ``logprob`` and ``top`` are set if the request asked for them.
+    a model code, 0 to stay.  ``logprob`` and ``top`` are set if the request asked for them.  Where tokens
+    were checked, ``position`` may lie before the last of them: the rest is taken back.  ``state`` is what
+    the rules' windows and momentums hold now.
     """
 
     handle: int
@@ -130,6 +166,7 @@ class RowDone(msgspec.Struct, frozen=True, array_like=True):
     destination: int = 0
     logprob: float | None = None
     top: list[tuple[int, float]] = []
+    state: list[float] = []
 
 
 class RowFailed(msgspec.Struct, frozen=True, array_like=True):

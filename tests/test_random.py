@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenflow.engines.random import uniform
+from tokenflow.random import uniform
 
 KEYS = st.tuples(
     st.integers(-(2**63), 2**64 - 1), st.integers(0, 9), st.integers(0, 2**40), st.integers(0, 9), st.text()
