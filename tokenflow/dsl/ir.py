@@ -47,12 +47,34 @@ class BatchingIR:
 
 
 @dataclass(frozen=True, slots=True)
+class PythonIR:
+    """What a model's Python says: qualified names of definitions in ``file``, each None if there is none.
+
+    ``route``, ``send`` and ``receive`` name functions.  ``router`` names a class that has all three as
+    methods; ``peer`` is the model that its instances know as ``peer_idx``.
+    """
+
+    file: str
+    route: str | None = None
+    send: str | None = None
+    receive: str | None = None
+    router: str | None = None
+    peer: str | None = None
+
+    @property
+    def routes(self) -> bool:
+        """Whether Python decides where a request goes, to any model, in place of rules."""
+        return self.route is not None or self.router is not None
+
+
+@dataclass(frozen=True, slots=True)
 class RecipeIR:
     """A compiled recipe.
 
     ``entry`` names the model that starts every response.  ``params`` are the recipe's named numbers with
     their defaults.  ``routes`` holds each model's rules in order: the first that fires decides, and a
-    model without rules keeps its requests.  ``source`` is the file it came from, empty if there is none.
+    model without rules keeps its requests.  ``python`` holds what is written in Python, by model.
+    ``source`` is the file it came from, empty if there is none.
     """
 
     name: str
@@ -61,6 +83,7 @@ class RecipeIR:
     routes: Mapping[str, tuple[RuleIR, ...]]
     batching: BatchingIR
     params: Mapping[str, float] = field(default_factory=dict)
+    python: Mapping[str, PythonIR] = field(default_factory=dict)
     source: str = ""
     description: str = ""
 
@@ -73,10 +96,14 @@ class RecipeIR:
 
     def reachable(self) -> tuple[str, ...]:
         """Names of the models a request can ever be at, in recipe order."""
+        names = [model.name for model in self.models]
         seen, todo = {self.entry}, [self.entry]
         while todo:
-            for rule in self.routes.get(todo.pop(), ()):
-                if rule.to not in seen:
-                    seen.add(rule.to)
-                    todo.append(rule.to)
-        return tuple(model.name for model in self.models if model.name in seen)
+            name = todo.pop()
+            python = self.python.get(name)
+            rules = (rule.to for rule in self.routes.get(name, ()))
+            for to in names if python is not None and python.routes else rules:
+                if to not in seen:
+                    seen.add(to)
+                    todo.append(to)
+        return tuple(name for name in names if name in seen)
