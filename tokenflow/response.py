@@ -37,7 +37,8 @@ class Reader:
     def wake(self, sequence: Sequence) -> None:
         """Part of :class:`tokenflow.actors.sequence.Listener`."""
         if not self._eager:
-            for token in sequence.tokens[sequence.prompt_tokens + len(self.texts) :]:
+            first = sequence.prompt_tokens
+            for token in sequence.tokens[first + len(self.texts) : first + sequence.final]:
                 if token in sequence.limits.stop_ids:
                     break
                 self._read(token)

@@ -171,16 +171,18 @@ class Router:
         tokens = await self._encode(prompt)
         self._check_ids(tokens)
         limits = self._limits(len(tokens), sampling)
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         reader = Reader(self._members.tokenizers[self.recipe.entry], sampling.stop)
         request = Request(
             id=next(self._ids),
             tokens=tokens,
             sampling=sampling,
-            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            seed=seed,
             params=params,
             limits=limits,
             listener=reader,
-            holder=self.recipe.model(self.recipe.entry).code,
+            holder=self._first(seed, sampling.choice, params),
+            rollback=self.recipe.rollback,
         )
         return request, reader
 

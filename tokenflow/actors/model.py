@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tokenflow.actors.budgets import Budgets
 from tokenflow.actors.mailbox import Mailbox
 from tokenflow.actors.process import WorkerProcess
 from tokenflow.actors.sequence import Phase, Sequence
@@ -27,8 +28,14 @@ _UNMEASURED_STEP_S = 0.05
 class System(Protocol):
     """What an actor asks of the system it lives in."""
 
+    budgets: Budgets
+    """What each model may still write."""
+
     def deliver(self, peer: int, sequence: Sequence, request: PeerReq) -> None:
         """Pass a hand-off to the actor of model ``peer``."""
+
+    def rewind(self, sequence: Sequence, length: int) -> None:
+        """Take back all but the first ``length`` tokens of a request, everywhere."""
 
     def grew(self, sequence: Sequence) -> bool:
         """A token was committed: account for it; answers whether the request is still active."""
@@ -71,6 +78,7 @@ class ModelActor:
         self.counters = Counters()
         self._recipe = recipe
         self._rules = recipe.routes.get(model.name, ())
+        self._entry = recipe.model(recipe.entry).code
         self._system = system
         self._slots = slots
         self._mailbox: Mailbox[Sequence] = Mailbox(lambda: self.threshold, self._patience_s)
@@ -79,6 +87,7 @@ class ModelActor:
         self._news: list[Sequence] = []
         self._sent: dict[int, int] = {}
         self._drops: list[int] = []
+        self._truncates: dict[int, int] = {}
         self._steps = 0
 
     def admit(self, sequence: Sequence) -> None:
@@ -94,7 +103,14 @@ class ModelActor:
         self._mailbox.discard(sequence)
         if self._sent.pop(sequence.id, None) is not None:
             self._drops.append(sequence.id)
+            self._truncates.pop(sequence.id, None)
             self._mailbox.poke()
+
+    def rewind(self, sequence: Sequence, length: int) -> None:
+        """The request is only ``length`` tokens long again."""
+        if self._sent.get(sequence.id, 0) > length:
+            self._sent[sequence.id] = length
+            self._truncates[sequence.id] = length
 
     def set_threshold(self, threshold: int) -> None:
         """Wait for this many ready requests before a batch starts."""
@@ -166,13 +182,24 @@ class ModelActor:
                         sequence.seed,
                         sequence.sampling,
                         sequence.params,
+                        sequence.states.get(self.model.code, []),
                     )
                 )
-            rows.append(Row(sequence.id, sequence.epoch, sent, sequence.tokens[sent:], sequence.run_length))
+            rows.append(
+                Row(
+                    sequence.id,
+                    sequence.epoch,
+                    sent,
+                    sequence.tokens[sent:],
+                    sequence.run_length,
+                    sequence.tentative if self.model.config.verify else 0,
+                )
+            )
             self._sent[sequence.id] = len(sequence.tokens)
         drops, self._drops = self._drops, []
+        truncates, self._truncates = list(self._truncates.items()), {}
         self._steps += 1
-        return Step(self._steps, drops, opens, [], rows)
+        return Step(self._steps, drops, opens, truncates, rows)
 
     def _settle_all(self, batch: dict[int, Sequence], done: StepDone) -> None:
         """Turn a reply into commits and hand-offs; what is stale by now is ignored."""
@@ -186,40 +213,54 @@ class ModelActor:
                 continue
             if row.token < 0:
                 self._mailbox.put(sequence, urgent=True)
-            elif row.position != len(sequence.tokens):
-                raise EngineError(
-                    f"model {self.model.name!r} sampled position {row.position} of a request with "
-                    f"{len(sequence.tokens)} tokens"
-                )
-            else:
-                self._settle(sequence, row)
+                continue
+            if row.state:
+                sequence.states[self.model.code] = row.state
+            if row.position < len(sequence.tokens):
+                self._take_back(sequence, row)
+            self._settle(sequence, row)
         self._news.extend(batch.values())
 
     def _current(self, sequence: Sequence, epoch: int) -> bool:
         """Whether what was said of a request still holds: it is not over, and not being rebuilt."""
         return sequence.phase is Phase.ACTIVE and sequence.epoch == epoch
 
+    def _take_back(self, sequence: Sequence, row: RowDone) -> None:
+        """Checked tokens from ``row.position`` on were not what this model would have written."""
+        length = len(sequence.tokens)
+        if length - row.position > (sequence.tentative if self.model.config.verify else 0):
+            raise EngineError(
+                f"model {self.model.name!r} sampled position {row.position} of a request with {length} tokens, "
+                f"of which {sequence.tentative} are tentative"
+            )
+        # The worker has taken them back itself.
+        self._sent[sequence.id] = row.position
+        self._system.rewind(sequence, row.position)
+        sequence.dropped += length - row.position
+
     def _settle(self, sequence: Sequence, row: RowDone) -> None:
         """The order after each decode step: stay and commit, or send, and commit if the token was kept."""
-        if row.rule < 0 or row.destination in (0, self.model.code):
-            if self._commit(sequence, row) and self._system.grew(sequence):
-                self._mailbox.put(sequence)
-            return
-        peer = row.destination
-        request = send(
-            sequence.id,
-            sequence.tokens,
-            row.token,
-            sequence.seen.get(peer, 0),
-            self._rules[row.rule].send,
-        )
-        kept = request.loc == len(sequence.tokens) + 1
-        if kept:
+        budgets, here = self._system.budgets, self.model.code
+        peer = row.destination or here
+        if peer == here or not budgets.allows(sequence, peer):
             if not self._commit(sequence, row):
                 return
+            if budgets.allows(sequence, here):
+                if self._system.grew(sequence):
+                    self._mailbox.put(sequence)
+                return
+            peer = self._entry
+            kept, request = True, PeerReq(sequence.id, sequence.tokens[sequence.seen.get(peer, 0) :], len(sequence.tokens))
         else:
+            request = send(
+                sequence.id, sequence.tokens, row.token, sequence.seen.get(peer, 0), self._rules[row.rule].send
+            )
+            kept = request.loc == len(sequence.tokens) + 1
+            if kept and not self._commit(sequence, row):
+                return
+        if not kept:
             sequence.dropped += 1
-            sequence.gave_up.add(self.model.code)
+            sequence.gave_up.add(here)
         if peer in sequence.gave_up:
             self._system.finish(sequence, error=self._livelock(sequence, peer))
             return
@@ -230,7 +271,7 @@ class ModelActor:
     def _commit(self, sequence: Sequence, row: RowDone) -> bool:
         """Commit a token; answers whether the response goes on."""
         self.counters.committed_tokens += 1
-        reason = sequence.commit(self.model.code, row)
+        reason = sequence.commit(self.model.code, row, final=self.model.config.verify)
         if reason is not None:
             self._system.finish(sequence, reason)
         return reason is None

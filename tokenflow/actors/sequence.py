@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,12 +51,14 @@ class Sequence:
     """A request as its actors see it.
 
     ``id`` is internal and rises with submission, so a larger one is younger.  ``tokens`` holds the prompt
-    and the committed output; ``writers`` the model code of each output token, and ``logprobs`` and
-    ``tops`` what was reported for it.  ``epoch`` rises whenever the request is rebuilt, which makes
-    answers to earlier steps recognisably stale.  ``holder`` is the code of the model whose turn it is and
-    ``arrived`` the output length when it got there.  ``seen`` maps a model code to how many leading
-    tokens that model has been told of.  ``gave_up`` are the codes that dropped a token at the current
-    position.
+    and the committed output; ``writers`` the model code of each output token, ``written`` their
+    counts, ``logprobs`` and ``tops`` what was reported for them.  The first ``final`` output tokens are final: shown, billed, able to
+    end the response.  In a recipe with ``rollback`` the rest is tentative and may be taken back; without,
+    there is no rest.  ``epoch`` rises whenever the request is rebuilt, which makes answers to earlier
+    steps recognisably stale.  ``holder`` is the code of the model whose turn it is and ``arrived`` the
+    output length when it got there.  ``seen`` maps a model code to how many leading tokens that model has
+    been told of, ``states`` to what its rules' windows and momentums hold.  ``gave_up`` are the codes
+    that dropped a token at the current position.
     """
 
     id: int
@@ -66,14 +69,18 @@ class Sequence:
     limits: Limits
     listener: Listener
     holder: int
+    rollback: int = 0
     prompt_tokens: int = 0
     writers: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     tops: list[list[tuple[int, float]]] = field(default_factory=list)
+    written: Counter[int] = field(default_factory=Counter)
+    final: int = 0
     phase: Phase = Phase.QUEUED
     epoch: int = 0
     arrived: int = 0
     seen: dict[int, int] = field(default_factory=dict)
+    states: dict[int, list[float]] = field(default_factory=dict)
     gave_up: set[int] = field(default_factory=set)
     handoffs: int = 0
     dropped: int = 0
@@ -88,27 +95,45 @@ class Sequence:
 
     @property
     def output_tokens(self) -> int:
-        """How many output tokens are committed."""
+        """How many output tokens are committed, tentative ones included."""
         return len(self.writers)
+
+    @property
+    def tentative(self) -> int:
+        """How many of the last tokens may still be taken back."""
+        return len(self.writers) - self.final
 
     @property
     def run_length(self) -> int:
         """Tokens committed by the holder since the request came to it."""
         return len(self.writers) - self.arrived
 
-    def commit(self, code: int, done: RowDone) -> FinishReason | None:
-        """Append the token that model ``code`` sampled; answers why the response ends now, if it does."""
-        token = done.token
-        self.tokens.append(token)
+    def commit(self, code: int, done: RowDone, *, final: bool = False) -> FinishReason | None:
+        """Append the token that model ``code`` sampled; answers why the response ends now, if it does.
+
+        The token and all before it become final at once without ``rollback`` or with ``final``;
+        otherwise those do that are further back than ``rollback`` allows.
+        """
+        self.tokens.append(done.token)
         self.writers.append(code)
+        self.written[code] += 1
         self.logprobs.append(done.logprob)
         self.tops.append(done.top)
         self.gave_up.clear()
-        if not self.first_token_at:
-            self.first_token_at = time.monotonic()
-        if token in self.limits.stop_ids or self.listener.committed(token):
-            return "stop"
-        return "length" if len(self.writers) >= self.limits.max_tokens else None
+        return self._finalize(len(self.writers) - (0 if final else self.rollback))
+
+    def rewind(self, length: int) -> None:
+        """Take back all but the first ``length`` tokens; they must be tentative."""
+        output = length - self.prompt_tokens
+        if output < self.final:
+            raise ValueError(f"output position {output} is final: {self.final} tokens are")
+        self.written.subtract(self.writers[output:])
+        del self.tokens[length:]
+        for column in (self.writers, self.logprobs, self.tops):
+            del column[output:]
+        self.arrived = min(self.arrived, output)
+        self.seen = {code: min(known, length) for code, known in self.seen.items()}
+        self.gave_up.clear()
 
     def move(self, code: int) -> None:
         """Hand the turn to model ``code``."""
@@ -118,9 +143,26 @@ class Sequence:
         self.handoffs += 1
 
     def end(self, reason: FinishReason | None, error: TokenflowError | None) -> None:
-        """The request is over, completed or failed; final."""
+        """The request is over, completed or failed."""
         self.phase = Phase.FINISHED
         self.finish_reason = reason
         self.error = error
         self.finished_at = time.monotonic()
         self.listener.wake(self)
+
+    def _finalize(self, output: int) -> FinishReason | None:
+        """Make the first ``output`` tokens final, in order; what follows one that ends the response goes."""
+        while self.final < output:
+            token = self.tokens[self.prompt_tokens + self.final]
+            self.final += 1
+            if not self.first_token_at:
+                self.first_token_at = time.monotonic()
+            reason: FinishReason | None = None
+            if token in self.limits.stop_ids or self.listener.committed(token):
+                reason = "stop"
+            elif self.final >= self.limits.max_tokens:
+                reason = "length"
+            if reason is not None:
+                self.rewind(self.prompt_tokens + self.final)
+                return reason
+        return None

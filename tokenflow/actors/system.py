@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import anyio
 from anyio.abc import TaskGroup
 
+from tokenflow.actors.budgets import Budgets
 from tokenflow.actors.ledger import Ledger, Pool
 from tokenflow.actors.model import ModelActor
 from tokenflow.actors.process import WorkerProcess
@@ -46,6 +47,9 @@ class ActorSystem:
     ) -> None:
         self.recipe = recipe
         self.actors: dict[int, ModelActor] = {}
+        self.budgets = Budgets(
+            {recipe.model(name).code: budget for name, budget in recipe.budgets.items()}
+        )
         self.context_length = 0
         self.error: TokenflowError | None = None
         self._vocab_limit = vocab_limit
@@ -70,8 +74,9 @@ class ActorSystem:
 
     @property
     def longest(self) -> int:
-        """Most tokens (prompt and output) of one request: the smallest context or KV cache of the recipe."""
-        return min(self.context_length, self._ledger.longest)
+        """Most tokens (prompt and output) of one request: the smallest context or KV cache of the recipe,
+        less what may be tentative."""
+        return min(self.context_length, self._ledger.longest) - self.recipe.rollback
 
     async def start(self, tasks: TaskGroup) -> None:
         """Start every worker at once, wait until all are ready, then start the actors in ``tasks``.
@@ -132,6 +137,12 @@ class ActorSystem:
     def deliver(self, peer: int, sequence: Sequence, request: PeerReq) -> None:
         """Pass a hand-off to the actor of model ``peer``."""
         self.actors[peer].receive(sequence, request)
+
+    def rewind(self, sequence: Sequence, length: int) -> None:
+        """Take back all but the first ``length`` tokens of a request, everywhere."""
+        sequence.rewind(length)
+        for actor in self.actors.values():
+            actor.rewind(sequence, length)
 
     def grew(self, sequence: Sequence) -> bool:
         """Account for a committed token; answers whether the request is still active.

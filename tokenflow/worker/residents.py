@@ -15,17 +15,22 @@ class Resident:
     """One open handle.
 
     ``tokens`` are all ids given so far; the first ``fed`` of them are in the KV cache.  ``slot`` is -1
-    until the engine has seen the request.  ``draw`` is what the sampler needs; it reads ``tokens``.
+    until the engine has seen the request.  The last ``check`` tokens are to be
+    checked.  ``state`` is what the rules' windows and momentums hold, and ``draw`` what the sampler needs; it
+    reads ``tokens``.
     """
 
     settings: Open
     tokens: list[int] = field(default_factory=list)
     fed: int = 0
     slot: int = -1
+    check: int = 0
+    state: list[float] = field(default_factory=list)
     draw: Draw = field(init=False)
 
     def __post_init__(self) -> None:
         opened = self.settings
+        self.state = list(opened.state)
         self.draw = Draw(opened.sampling, opened.seed, self.tokens, opened.prompt_tokens)
 
     @property
@@ -69,13 +74,22 @@ class Residents:
                 f"{resident.settings.epoch} with {len(resident.tokens)} tokens"
             )
         resident.tokens.extend(row.tokens)
+        resident.check = row.check
         if not resident.pending:
             raise ProtocolError(f"row of handle {row.handle} has nothing to feed")
         if resident.slot >= 0:
             return resident, 0
-        opened = self._engine.open(resident.tokens)
+        # What is to be checked must be fed: its logits are wanted.
+        opened = self._engine.open(resident.tokens[: len(resident.tokens) - row.check])
         resident.slot, resident.fed = opened.slot, opened.cached
         return resident, opened.cached
+
+    def keep(self, resident: Resident, length: int) -> None:
+        """Forget what follows a resident's first ``length`` tokens."""
+        del resident.tokens[length:]
+        if resident.fed > length:
+            self._engine.truncate(resident.slot, length)
+            resident.fed = length
 
     def _get(self, handle: int) -> Resident:
         resident = self._by_handle.get(handle)
@@ -93,10 +107,7 @@ class Residents:
             raise ProtocolError(
                 f"handle {handle} has {len(resident.tokens)} tokens and cannot keep {length} of them"
             )
-        del resident.tokens[length:]
-        if resident.fed > length:
-            self._engine.truncate(resident.slot, length)
-            resident.fed = length
+        self.keep(resident, length)
 
 
 def plan(residents: list[Resident], budget: int) -> list[int]:
@@ -104,12 +115,16 @@ def plan(residents: list[Resident], budget: int) -> list[int]:
 
     Decodes (one pending token) always run; what is left goes to longer extends in order, so a long
     prefill is cut into chunks and never holds its neighbours up for more than one step.  Where decodes
-    alone fill the budget, the first longer extend still gets one token: nothing waits for ever.
+    alone fill the budget, the first longer extend still gets one token: nothing waits for ever.  Tokens to
+    be checked are fed together with the one before them, over the budget if need be.
     """
     shares = [1 if resident.pending == 1 else 0 for resident in residents]
     left = max(budget - sum(shares), 1)
     for index, resident in enumerate(residents):
         if resident.pending > 1:
-            shares[index] = min(resident.pending, left)
-            left -= shares[index]
+            share = min(resident.pending, left)
+            if share < resident.pending <= share + resident.check:
+                share = max(resident.pending - resident.check - 1, 0) or resident.pending
+            shares[index] = share
+            left = max(left - share, 0)
     return shares

@@ -1,0 +1,25 @@
+"""Per-request budgets of models: how many of a response's tokens a model may write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tokenflow.actors.sequence import Sequence
+from tokenflow.dsl.ir import BudgetIR
+
+
+class Budgets:
+    """The budgets of a recipe, by model code.  A model without one is never refused."""
+
+    def __init__(self, budgets: Mapping[int, BudgetIR]) -> None:
+        self._budgets = budgets
+
+    def allows(self, sequence: Sequence, code: int) -> bool:
+        """Whether model ``code`` may write one more token of the response."""
+        budget = self._budgets.get(code)
+        if budget is None:
+            return True
+        written = sequence.written[code]
+        if budget.max_tokens is not None and written >= budget.max_tokens:
+            return False
+        return budget.max_share is None or written + 1 <= budget.max_share * (sequence.output_tokens + 1)
