@@ -4,6 +4,7 @@
 
     TokenflowError
     ├─ RecipeError             the recipe is wrong; ``problems`` lists everything found
+    ├─ PlanError               a routing model, thresholds or a concurrency that cannot be planned with
     ├─ RequestError            one request is wrong or failed; the others go on
     │  ├─ InvalidRequest       refused before it started (bad prompt, sampling value, parameter)
     │  │  └─ ContextTooLong    the prompt cannot fit the recipe's context or KV cache
@@ -61,6 +62,10 @@ class RecipeError(TokenflowError):
         count = len(self.problems)
         summary = f"{count} problem{'' if count == 1 else 's'}"
         super().__init__("\n".join([*map(str, self.problems), summary]))
+
+
+class PlanError(TokenflowError, ValueError):
+    """A routing model, thresholds or a concurrency that cannot be planned with."""
 
 
 class RequestError(TokenflowError):

@@ -183,7 +183,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds from admission to the first committed token and to the last."""
+    """Seconds from submission (waiting for memory included) to the first committed token and to the end."""
 
     ttft_s: float
     latency_s: float

@@ -79,7 +79,7 @@ class MailboxMachine(RuleBasedStateMachine):
     @property
     def due(self) -> bool:
         """The model's answer to whether a batch is due."""
-        if self.poked or self.urgent:
+        if self.urgent:
             return True
         waited = self.loop.now - min(self.arrived.values(), default=self.loop.now)
         return bool(self.arrived) and (len(self.arrived) >= self.threshold or waited >= PATIENCE_S)
@@ -140,14 +140,14 @@ class MailboxMachine(RuleBasedStateMachine):
         self.consume()
 
     def consume(self) -> None:
-        """The consumer has a batch if and only if one is due, and it is the oldest items."""
+        """The consumer goes if and only if a batch is due, which is the oldest items, or it was poked."""
         due = self.due
         self.loop.settle()
         if self.taking is None:
             return
-        assert self.taking.done() == due
-        if due:
-            expected = list(self.arrived)[: self.limit]
+        assert self.taking.done() == (due or self.poked)
+        if self.taking.done():
+            expected = list(self.arrived)[: self.limit] if due else []
             assert self.taking.result() == expected
             self.poked = False
             self.taking = None
@@ -207,11 +207,15 @@ def test_an_item_put_again_keeps_its_age() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_poked_mailbox_hands_out_a_batch_once_even_an_empty_one() -> None:
-    mailbox: Mailbox[str] = Mailbox(lambda: 1, lambda: 1e6)
+async def test_a_poke_wakes_the_consumer_once_without_a_batch_below_the_threshold() -> None:
+    mailbox: Mailbox[str] = Mailbox(lambda: 2, lambda: 1e6)
+    mailbox.put("a")
     mailbox.poke()
     mailbox.poke()
     assert await mailbox.take(8) == []
+    mailbox.put("b")
+    mailbox.poke()
+    assert await mailbox.take(8) == ["a", "b"]
     assert not mailbox.due
 
 

@@ -71,6 +71,8 @@ async def test_a_worker_answers_steps_and_stops_when_asked() -> None:
             assert await slm.step(Step(number, [], [], [], [])) == StepDone(number, [], [], 0, 0, 0, 0, 0)
         await slm.stop(5)
         assert not psutil.pid_exists(slm.pid)
+        await _until(lambda: slm.error)
+        assert "ended with exit code 0" in str(slm.error)
         assert not slm.died.is_set()
 
 

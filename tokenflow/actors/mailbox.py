@@ -48,7 +48,7 @@ class Mailbox(Generic[T]):
         self._urgent.discard(item)
 
     def poke(self) -> None:
-        """Let the consumer have a batch now, even an empty one: there is other news for the worker."""
+        """Let the consumer go now, without a batch if none is due: there is other news for the worker."""
         self._poked = True
         self._wake()
 
@@ -59,7 +59,7 @@ class Mailbox(Generic[T]):
     @property
     def due(self) -> bool:
         """Whether a batch would be handed out now."""
-        if self._poked or self._urgent:
+        if self._urgent:
             return True
         if not self._ready:
             return False
@@ -68,11 +68,11 @@ class Mailbox(Generic[T]):
     async def take(self, limit: int) -> list[T]:
         """Wait until a batch is due and hand it out: all ready items in order of arrival, at most ``limit``.
 
-        A batch is due when the threshold is reached, an urgent item is ready, the mailbox was poked, or
-        the oldest item's patience is over.
+        A batch is due when the threshold is reached, an urgent item is ready, or the oldest item's
+        patience is over.  It is empty if the mailbox was poked and none is due.
         """
         loop = asyncio.get_running_loop()
-        while not self.due:
+        while not (self.due or self._poked):
             self._waiter = loop.create_future()
             timer = loop.call_at(self._deadline(), self._wake) if self._ready else None
             try:
@@ -82,7 +82,7 @@ class Mailbox(Generic[T]):
                 if timer is not None:
                     timer.cancel()
         self._poked = False
-        batch = list(self._ready)[:limit]
+        batch = list(self._ready)[:limit] if self.due else []
         for item in batch:
             self.discard(item)
         return batch

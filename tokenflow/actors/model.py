@@ -23,6 +23,7 @@ from tokenflow.wire.messages import Open, Row, RowDone, Step, StepDone
 
 _PATIENCE_STEPS = 20
 _UNMEASURED_STEP_S = 0.05
+_DROP_DELAY_S = 0.02
 
 
 class System(Protocol):
@@ -102,8 +103,14 @@ class ModelActor:
         """The request is over or is rebuilt: nothing of it shall stay here."""
         self._mailbox.discard(sequence)
         if self._sent.pop(sequence.id, None) is not None:
+            if not self._drops:
+                asyncio.get_running_loop().call_later(_DROP_DELAY_S, self._flush)
             self._drops.append(sequence.id)
             self._truncates.pop(sequence.id, None)
+
+    def _flush(self) -> None:
+        """Drops travel with the next batch; where none comes, they go alone."""
+        if self._drops:
             self._mailbox.poke()
 
     def rewind(self, sequence: Sequence, length: int) -> None:

@@ -155,11 +155,6 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         assert self._channel is not None
         asyncio.get_running_loop().call_later(_EXIT_GRACE_S, self._channel.close)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The process is gone and so is its stderr."""
-        if self._process is not None:
-            self._process.close()
-
     @property
     def _name(self) -> str:
         return f"worker of model {self.hello.model!r} (pid {self.pid})"
