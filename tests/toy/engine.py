@@ -53,6 +53,10 @@ class ToyEngine:
             dtype="float32",
         )
 
+    @property
+    def embeddings(self) -> torch.Tensor:
+        return torch.zeros(self.info.vocab_size, HIDDEN)
+
     def open(self, tokens: Sequence[int]) -> Opened:
         if len(self._slots) >= self.info.max_requests:
             raise EngineError("every slot is taken")
@@ -72,9 +76,8 @@ class ToyEngine:
         for extend in extends:
             tokens = self._slots[extend.slot]
             tokens.extend(extend.tokens)
-            if extend.logits != "none":
-                assert extend.logits == "last"
-                rows.append(self._logits(tokens))
+            wanted = {"none": 0, "last": 1, "all": len(extend.tokens)}[extend.logits]
+            rows += [self._logits(tokens[: len(tokens) - back]) for back in reversed(range(wanted))]
         held = sum(-(-len(t) // self.info.block_size) * self.info.block_size for t in self._slots.values())
         if held > self.info.kv_capacity:
             raise EngineError(f"{held} tokens exceed the KV cache of {self.info.kv_capacity}")

@@ -257,10 +257,17 @@ class ModelActor:
                     self._mailbox.put(sequence)
                 return
             peer = self._entry
-            kept, request = True, PeerReq(sequence.id, sequence.tokens[sequence.seen.get(peer, 0) :], len(sequence.tokens))
+            kept, request = (
+                True,
+                PeerReq(sequence.id, sequence.tokens[sequence.seen.get(peer, 0) :], len(sequence.tokens)),
+            )
         else:
             request = send(
-                sequence.id, sequence.tokens, row.token, sequence.seen.get(peer, 0), self._rules[row.rule].send
+                sequence.id,
+                sequence.tokens,
+                row.token,
+                sequence.seen.get(peer, 0),
+                self._rules[row.rule].send,
             )
             kept = request.loc == len(sequence.tokens) + 1
             if kept and not self._commit(sequence, row):

@@ -47,9 +47,7 @@ class ActorSystem:
     ) -> None:
         self.recipe = recipe
         self.actors: dict[int, ModelActor] = {}
-        self.budgets = Budgets(
-            {recipe.model(name).code: budget for name, budget in recipe.budgets.items()}
-        )
+        self.budgets = Budgets({recipe.model(name).code: budget for name, budget in recipe.budgets.items()})
         self.context_length = 0
         self.error: TokenflowError | None = None
         self._vocab_limit = vocab_limit

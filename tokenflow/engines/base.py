@@ -93,6 +93,10 @@ class Engine(Protocol):
     def info(self) -> EngineInfo:
         """Facts about the loaded model."""
 
+    @property
+    def embeddings(self) -> Tensor:
+        """The input embedding table, [V, E], not to be written to; router heads read it."""
+
     def open(self, tokens: Sequence[int]) -> Opened:
         """Open a slot for a sequence that begins with ``tokens``; nothing is computed yet.
 

@@ -52,6 +52,10 @@ class Draw:
         """Output position, from 0, of the token to draw."""
         return len(self.tokens) - self.prompt_tokens
 
+    def at(self, length: int) -> Draw:
+        """The same request when it had only ``length`` tokens."""
+        return Draw(self.params, self.seed, self.tokens[:length], self.prompt_tokens)
+
 
 class Sampled(NamedTuple):
     """A row's token; its log-probability and the best alternatives where they were asked for."""
@@ -66,12 +70,16 @@ class Sampler:
 
     :param vocab_limit: ids from here on, where logits are padded beyond the tokenizer, are never drawn.
     :param eos_token_ids: not drawn before a request's ``min_tokens``.
+    :param excluded: ids below the limit that are no words of the vocabulary, never drawn.
     """
 
-    def __init__(self, code: int, vocab_limit: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, code: int, vocab_limit: int, eos_token_ids: Sequence[int], excluded: Sequence[int] = ()
+    ) -> None:
         self._code = code
         self._limit = vocab_limit
         self._eos = tuple(eos_token_ids)
+        self._excluded = [token for token in excluded if token < vocab_limit]
 
     def __call__(self, logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
         """Draw one token per row of raw ``logits``, float32 [B, V].
@@ -79,6 +87,9 @@ class Sampler:
         Every row must have something to draw (see :func:`unusable_rows`).
         """
         legal = logits[:, : self._limit]
+        if self._excluded:
+            legal = legal.clone()
+            legal[:, self._excluded] = -torch.inf
         special = [index for index, draw in enumerate(draws) if not draw.plain]
         drawn: list[Sampled] = []
         if special:

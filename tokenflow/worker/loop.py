@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 import traceback
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -19,8 +20,6 @@ from tokenflow.engines.base import Engine, Extend
 from tokenflow.engines.load import load_engine
 from tokenflow.engines.sampling import Sampler, unusable_rows
 from tokenflow.errors import EngineError, NonFiniteLogits, ProtocolError, TokenflowError
-from tokenflow.routing.rules import compile_rules
-from tokenflow.routing.signals import Signals
 from tokenflow.settings import settings
 from tokenflow.wire.channel import WorkerChannel
 from tokenflow.wire.messages import (
@@ -38,6 +37,7 @@ from tokenflow.wire.messages import (
     Stop,
 )
 from tokenflow.worker.residents import Resident, Residents, plan
+from tokenflow.worker.route import Route
 
 _EXIT_FAILURE = 1
 
@@ -74,8 +74,8 @@ class Worker:
         self.engine = engine
         self._hello = hello
         self._residents = Residents(engine)
-        self._sampler = Sampler(hello.code, hello.vocab_limit, hello.eos_token_ids)
-        self._route = compile_rules(hello.rules, hello.params)
+        self._route = Route(hello, engine)
+        self._sampler = Sampler(hello.code, hello.vocab_limit, hello.eos_token_ids, self._route.excluded)
 
     def ready(self, load_s: float) -> Ready:
         """The handshake's answer."""
@@ -113,85 +113,80 @@ class Worker:
             residents.append(resident)
             cached += saved
         shares = plan(residents, self._hello.config.max_batch_tokens)
-        extends = []
-        for resident, share in zip(residents, shares, strict=True):
-            if share:
-                end = resident.fed + share
-                wanted = end == len(resident.tokens)
-                extends.append(
-                    Extend(resident.slot, resident.tokens[resident.fed : end], "last" if wanted else "none")
-                )
-                resident.fed = end
+        extends = [
+            _extend(resident, share) for resident, share in zip(residents, shares, strict=True) if share
+        ]
         before = time.monotonic()
         output = self.engine.step(extends)
         forward_s = time.monotonic() - before
         with torch.inference_mode():
-            done, failed = self._finish(step.rows, residents, output.logits.float())
+            done, failed = self._finish(step.rows, residents, output.logits.float(), output.hidden)
         return StepDone(step.id, done, failed, started, time.monotonic(), forward_s, sum(shares), cached)
 
     def _finish(
-        self, rows: list[Row], residents: list[Resident], logits: torch.Tensor
+        self, rows: list[Row], residents: list[Resident], logits: torch.Tensor, hidden: torch.Tensor
     ) -> tuple[list[RowDone], list[RowFailed]]:
-        """Sample and route the rows whose extension is complete; ``logits`` has one row for each of them."""
+        """Sample and route the rows whose extension is complete; the tensors hold their wanted positions."""
+        pairs = list(zip(rows, residents, strict=True))
         done = [
-            RowDone(row.handle, row.epoch, resident.fed, -1)
-            for row, resident in zip(rows, residents, strict=True)
-            if resident.pending
+            RowDone(row.handle, row.epoch, resident.fed, -1) for row, resident in pairs if resident.pending
         ]
-        complete = [
-            (row, resident) for row, resident in zip(rows, residents, strict=True) if not resident.pending
-        ]
-        if len(complete) != len(logits):
-            raise EngineError(
-                f"the engine returned {len(logits)} rows of logits for {len(complete)} requests"
-            )
+        complete = [(row, resident) for row, resident in pairs if not resident.pending]
+        wanted = [resident.check + 1 for _, resident in complete]
+        if sum(wanted) != len(logits):
+            raise EngineError(f"the engine returned {len(logits)} rows of logits instead of {sum(wanted)}")
         failed = []
         if unusable := set(unusable_rows(logits, self._hello.vocab_limit)):
-            failed = [self._non_finite(*complete[index]) for index in unusable]
-            kept = [index for index in range(len(complete)) if index not in unusable]
-            complete, logits = [complete[index] for index in kept], logits[kept]
+            starts = list(accumulate(wanted, initial=0))
+            spans = [range(start, start + count) for start, count in zip(starts, wanted, strict=False)]
+            bad = {index for index, span in enumerate(spans) if not unusable.isdisjoint(span)}
+            failed = [self._non_finite(*complete[index]) for index in sorted(bad)]
+            kept = [row for index, span in enumerate(spans) if index not in bad for row in span]
+            complete = [pair for index, pair in enumerate(complete) if index not in bad]
+            logits, hidden = logits[kept], hidden[kept]
         if not complete:
             return done, failed
+        if any(resident.check for _, resident in complete):
+            kept = self._check([resident for _, resident in complete], logits)
+            logits, hidden = logits[kept], hidden[kept]
         sampled = self._sampler(logits, [resident.draw for _, resident in complete])
-        fired = self._fire(complete, logits, [token for token, _, _ in sampled])
-        for (row, resident), (token, logprob, top), rule in zip(complete, sampled, fired, strict=True):
-            destination = self._hello.rules[rule].destination if rule >= 0 else 0
+        decided = self._route(complete, [token for token, _, _ in sampled], logits, hidden)
+        for (row, resident), (token, logprob, top), decision in zip(complete, sampled, decided, strict=True):
             done.append(
                 RowDone(
                     row.handle,
                     row.epoch,
                     resident.fed,
                     token,
-                    rule,
-                    destination,
+                    decision.rule,
+                    decision.destination,
                     logprob,
                     [(best.id, best.logprob) for best in top],
+                    resident.state,
                 )
             )
         return done, failed
 
-    def _fire(
-        self, complete: list[tuple[Row, Resident]], logits: torch.Tensor, tokens: list[int]
-    ) -> list[int]:
-        """The index of the rule that fires for each row, -1 for none."""
-        if not self._hello.rules:
-            return [-1] * len(tokens)
-        device, needs = logits.device, self._route.signals
-        given = [
-            (row.run_length + 1, resident.fed - resident.settings.prompt_tokens) for row, resident in complete
-        ]
-        values = torch.tensor([resident.settings.params for _, resident in complete], device=device)
-        signals = Signals(
-            logits=logits,
-            tokens=torch.tensor(tokens, device=device),
-            positions=torch.tensor([at for _, at in given], device=device) if "position" in needs else None,
-            run_lengths=torch.tensor([run for run, _ in given], device=device)
-            if "run_length" in needs
-            else None,
-            params={name: values[:, index] for index, name in enumerate(self._hello.params)},
-        )
-        fired: list[int] = self._route(signals).tolist()
-        return fired
+    def _check(self, residents: list[Resident], logits: torch.Tensor) -> list[int]:
+        """Keep each resident's checked tokens up to the first that this model would not have written.
+
+        Returns the row of ``logits`` that follows the last token kept, for each resident.
+        """
+        rows, start = [], 0
+        for resident in residents:
+            checked = resident.tokens[len(resident.tokens) - resident.check :]
+            base = len(resident.tokens) - resident.check
+            draws = [resident.draw.at(base + index) for index in range(len(checked))]
+            own = self._sampler(logits[start : start + len(checked)], draws) if checked else []
+            kept = next(
+                (i for i, (token, mine) in enumerate(zip(checked, own, strict=True)) if token != mine.token),
+                len(checked),
+            )
+            rows.append(start + kept)
+            start += len(checked) + 1
+            self._residents.keep(resident, base + kept)
+            resident.check = 0
+        return rows
 
     def _non_finite(self, row: Row, resident: Resident) -> RowFailed:
         position = resident.fed - resident.settings.prompt_tokens
@@ -211,3 +206,13 @@ class Worker:
             for ids, values in zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)
         ]
         return Scored(message.id, scores.logprobs.tolist(), top)
+
+
+def _extend(resident: Resident, share: int) -> Extend:
+    """Feed ``share`` of the pending tokens; logits are wanted at the end, and before each token to check."""
+    end = resident.fed + share
+    tokens = resident.tokens[resident.fed : end]
+    resident.fed = end
+    if resident.pending:
+        return Extend(resident.slot, tokens, "none")
+    return Extend(resident.slot, tokens, "last" if not resident.check else "all")

@@ -38,6 +38,16 @@ class Resident:
         """How many tokens are given but not yet fed."""
         return len(self.tokens) - self.fed
 
+    @property
+    def position(self) -> int:
+        """Output index, from 0, of the token after those that are fed."""
+        return self.fed - self.settings.prompt_tokens
+
+    def tail(self, length: int) -> list[int]:
+        """The last ``length`` output tokens, -1 in front where there are fewer."""
+        output = self.tokens[max(self.settings.prompt_tokens, len(self.tokens) - length) :]
+        return [-1] * (length - len(output)) + output
+
 
 class Residents:
     """Applies what each step says about handles, and keeps engine slots in step with them."""
@@ -116,15 +126,17 @@ def plan(residents: list[Resident], budget: int) -> list[int]:
     Decodes (one pending token) always run; what is left goes to longer extends in order, so a long
     prefill is cut into chunks and never holds its neighbours up for more than one step.  Where decodes
     alone fill the budget, the first longer extend still gets one token: nothing waits for ever.  Tokens to
-    be checked are fed together with the one before them, over the budget if need be.
+    be checked are fed in a step of their own, together with the one before them, over the budget if need be.
     """
     shares = [1 if resident.pending == 1 else 0 for resident in residents]
     left = max(budget - sum(shares), 1)
     for index, resident in enumerate(residents):
         if resident.pending > 1:
-            share = min(resident.pending, left)
-            if share < resident.pending <= share + resident.check:
-                share = max(resident.pending - resident.check - 1, 0) or resident.pending
+            before = resident.pending - resident.check - 1
+            if resident.check:
+                share = min(before, left) if before else resident.pending
+            else:
+                share = min(resident.pending, left)
             shares[index] = share
             left = max(left - share, 0)
     return shares

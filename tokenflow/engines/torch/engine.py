@@ -66,6 +66,10 @@ class TorchEngine:
     def info(self) -> EngineInfo:
         return self._info
 
+    @property
+    def embeddings(self) -> Tensor:
+        return self._weights.embed
+
     def open(self, tokens: Sequence[int]) -> Opened:
         return self._cache.open(tokens)
 
