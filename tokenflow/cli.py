@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPT = 0, 1, 2, 130
@@ -70,7 +72,26 @@ def _parser() -> argparse.ArgumentParser:
         description="Check a recipe without loading its models. Every problem is listed with file and line.",
     )
     _add_recipe(check)
+    output = check.add_mutually_exclusive_group()
+    output.add_argument("--ir", action="store_true", help="print the compiled recipe as JSON")
+    output.add_argument("--json", action="store_true", help="print the problems as a JSON list")
     check.set_defaults(command=_check)
+
+    graph = commands.add_parser(
+        "graph",
+        help="draw a recipe",
+        description="Draw a recipe's models, the rules between them and what a hand-off sends.",
+    )
+    _add_recipe(graph)
+    graph.add_argument("--mermaid", action="store_true", help="as a Mermaid flowchart, for Markdown")
+    graph.set_defaults(command=_graph)
+
+    schema = commands.add_parser(
+        "schema",
+        help="print the JSON Schema of recipes, for editors",
+        description="Print the JSON Schema of recipe files, by which editors complete and check them.",
+    )
+    schema.set_defaults(command=_schema)
     return parser
 
 
@@ -126,6 +147,24 @@ def _run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     from tokenflow.dsl.describe import describe
+    from tokenflow.dsl.ir import to_json
+    from tokenflow.dsl.load import load_recipe
+    from tokenflow.errors import RecipeError
+
+    try:
+        recipe = load_recipe(args.recipe, args.overrides)
+    except RecipeError as error:
+        if args.json:
+            print(json.dumps([asdict(problem) for problem in error.problems], indent=2))
+        else:
+            print(error, file=sys.stderr)
+        return EXIT_USAGE
+    print("[]" if args.json else to_json(recipe) if args.ir else describe(recipe))
+    return EXIT_OK
+
+
+def _graph(args: argparse.Namespace) -> int:
+    from tokenflow.dsl.graph import mermaid, picture
     from tokenflow.dsl.load import load_recipe
     from tokenflow.errors import RecipeError
 
@@ -134,7 +173,14 @@ def _check(args: argparse.Namespace) -> int:
     except RecipeError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
-    print(describe(recipe))
+    print(mermaid(recipe) if args.mermaid else picture(recipe))
+    return EXIT_OK
+
+
+def _schema(args: argparse.Namespace) -> int:
+    from tokenflow.dsl.json_schema import recipe_schema
+
+    print(recipe_schema(), end="")
     return EXIT_OK
 
 

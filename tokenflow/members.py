@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tokenflow import hub
+from tokenflow.delimiters import resolve_texts
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.vocabulary import require_same_vocabulary
@@ -15,9 +16,10 @@ from tokenflow.text.vocabulary import require_same_vocabulary
 class Members:
     """The models of a recipe as found on disk.
 
-    ``recipe`` is the recipe with local directories as paths.  Ids from ``vocab_limit`` on are shared by
-    no tokenizer and never used.  ``eos_token_ids`` is the union over the models: any of them may end a
-    response, whichever model wrote it.  ``fingerprints`` are SHA-256 sums of ``tokenizer.json``.
+    ``recipe`` is the recipe with local directories as paths and token ids for the texts of its rules.  Ids
+    from ``vocab_limit`` on are shared by no tokenizer and never used.  ``eos_token_ids`` is the union over
+    the models: any of them may end a response, whichever model wrote it.  ``fingerprints`` are SHA-256 sums
+    of ``tokenizer.json``.
     """
 
     recipe: RecipeIR
@@ -33,6 +35,7 @@ def load_members(recipe: RecipeIR) -> Members:
     :raises ModelNotFound: if a path or hub id cannot be had.
     :raises ModelLoadError: if a tokenizer cannot be read.
     :raises TokenizerMismatch: if two models do not share one vocabulary.
+    :raises RecipeError: if a rule waits for a text that the vocabulary cannot write.
     """
     names = recipe.reachable()
     paths = {name: hub.resolve(recipe.model(name).config.path) for name in names}
@@ -46,7 +49,7 @@ def load_members(recipe: RecipeIR) -> Members:
         for model in recipe.models
     )
     return Members(
-        recipe=replace(recipe, models=models),
+        recipe=resolve_texts(replace(recipe, models=models), tokenizers[recipe.entry]),
         tokenizers=tokenizers,
         vocab_limit=vocab_limit,
         eos_token_ids=tuple(sorted(token for token in eos if token < vocab_limit)),

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tokenflow.dsl.expr import MAX_DEPTH, MAX_LENGTH, SIGNALS, ExpressionError, parse_condition
+from tokenflow.dsl.expr import SIGNALS, parse_condition, parse_weight
+from tokenflow.dsl.scan import MAX_DEPTH, MAX_LENGTH, ExpressionError
 
 ENTROPY, TAU = ("signal", "entropy"), ("param", "tau")
 NAMES = (

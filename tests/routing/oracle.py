@@ -1,23 +1,34 @@
-"""Expressions evaluated for one row in plain Python, from the documented semantics alone."""
+"""Expressions evaluated for one step of one request in plain Python, from the documented semantics alone."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 WHOLE = ("token", "position", "run_length")
 
 
+@dataclass(frozen=True)
+class Step:
+    """Signals and parameters of a step by name, scores and thresholds of heads as ``head NAME`` and
+    ``threshold NAME``; the output before the sampled token; the request's earlier steps at this model."""
+
+    row: Mapping[str, float]
+    output: Sequence[int] = ()
+    earlier: Sequence[Step] = ()
+
+
 class Value(NamedTuple):
-    """A number, whether it is whole, whether it is constant, and a bound if it is whole."""
+    """A number, how it is held, whether it is constant, and a bound if it is whole."""
 
     number: float
-    whole: bool
-    constant: bool
+    kind: Literal["whole", "real", "double"]
+    constant: bool = False
     bound: int = 0
 
 
@@ -26,35 +37,63 @@ def float32(number: float) -> float:
     return ctypes.c_float(number).value
 
 
-def holds(tree: Any, row: Mapping[str, float]) -> bool:
-    """Whether a condition holds in a row of signals and parameters by name."""
+def holds(tree: Any, step: Step) -> bool:
+    """Whether a condition holds at a step."""
     node, *arguments = tree
     match node:
         case "boolean":
             return bool(arguments[0])
         case "not":
-            return not holds(arguments[0], row)
+            return not holds(arguments[0], step)
         case "and":
-            return all(holds(argument, row) for argument in arguments)
+            return all(holds(argument, step) for argument in arguments)
         case "or":
-            return any(holds(argument, row) for argument in arguments)
-    left, right = (value(argument, row) for argument in arguments)
+            return any(holds(argument, step) for argument in arguments)
+        case "at":
+            return ends([*step.output, int(step.row["token"])], arguments[0])
+        case "follows":
+            return not step.output or ends(step.output, arguments[0])
+    left, right = (value(argument, step) for argument in arguments)
     if not (left.constant and right.constant):
-        left, right = meet(left, right, comparing=True)
+        if "whole" in (left.kind, right.kind):
+            left, right = whole_constant(left), whole_constant(right)
+        left, right = meet(left, right)
     compare: Callable[[float, float], bool] = COMPARISONS[node]
     return compare(left.number, right.number)
 
 
-def value(tree: Any, row: Mapping[str, float]) -> Value:
-    """A number in a row."""
+def ends(output: Sequence[int], sequences: Sequence[Sequence[int]]) -> bool:
+    """Whether an output ends in one of some sequences."""
+    return any(list(output[-len(sequence) :]) == list(sequence) for sequence in sequences)
+
+
+def value(tree: Any, step: Step) -> Value:
+    """A number at a step."""
     node, *arguments = tree
-    if node == "number":
-        number = arguments[0]
-        return Value(number, isinstance(number, int), True, abs(int(number)))
-    if node in ("signal", "param"):
-        name = arguments[0]
-        return Value(row[name], name in WHOLE, False, 2**31)
-    values = [value(argument, row) for argument in arguments]
+    match node:
+        case "number":
+            number = arguments[0]
+            return Value(number, "whole" if isinstance(number, int) else "real", True, abs(int(number)))
+        case "signal" | "param":
+            name = arguments[0]
+            kind: Any = "whole" if name in WHOLE else "double" if name == "draw" else "real"
+            return Value(step.row[name], kind, bound=2**31)
+        case "head":
+            return Value(step.row[f"head {arguments[0]}"], "real")
+        case "threshold":
+            return Value(step.row[f"threshold {arguments[0]}"], "real", True)
+        case "bool":
+            return Value(int(holds(arguments[0], step)), "whole", bound=1)
+        case "window":
+            recent = [*step.earlier, step][-arguments[1] :]
+            total = reduce(operator.add, (float(value(arguments[0], at).number) for at in recent), 0.0)
+            return Value(float32(total / len(recent)), "real")
+        case "momentum":
+            average = 0.0
+            for at in (*step.earlier, step):
+                average = arguments[1] * average + (1 - arguments[1]) * float(value(arguments[0], at).number)
+            return Value(float32(average), "real")
+    values = [value(argument, step) for argument in arguments]
     if node == "neg":
         return values[0]._replace(number=-values[0].number)
     if node == "abs":
@@ -67,7 +106,7 @@ def value(tree: Any, row: Mapping[str, float]) -> Value:
 
 def arithmetic(node: str, left: Value, right: Value) -> Value:
     constant = left.constant and right.constant
-    whole = left.whole and right.whole
+    whole = left.kind == right.kind == "whole"
     bound = 0
     if node == "%":
         whole = whole and right.constant and right.number != 0
@@ -78,45 +117,37 @@ def arithmetic(node: str, left: Value, right: Value) -> Value:
         bound = left.bound * right.bound if node == "*" else left.bound + right.bound
         whole = whole and bound < 2**63
     if not whole:
-        left, right = real(left), real(right)
-        if not constant:
-            left, right = rounded(left), rounded(right)
+        left, right = meet(left, right, anyway=True)
     number = ARITHMETIC[node](left.number, right.number, constant)
-    return Value(number if whole or constant else float32(number), whole, constant, bound)
+    return Value(number if constant or left.kind != "real" else float32(number), left.kind, constant, bound)
 
 
 def extreme(better: Callable[[float, float], bool], left: Value, right: Value) -> Value:
     constant = left.constant and right.constant
-    if not (left.whole and right.whole):
-        left, right = real(left), real(right)
-        if not constant:
-            left, right = rounded(left), rounded(right)
+    bound = max(left.bound, right.bound)
+    left, right = meet(left, right)
     chosen = right if better(right.number, left.number) else left
-    return chosen._replace(constant=constant, bound=max(left.bound, right.bound))
+    return chosen._replace(constant=constant, bound=bound)
 
 
-def meet(left: Value, right: Value, comparing: bool) -> tuple[Value, Value]:
-    """Both whole or both real, as a comparison brings them together."""
-    if left.whole != right.whole:
-        left, right = whole_constant(left), whole_constant(right)
-    if left.whole and right.whole:
+def meet(left: Value, right: Value, anyway: bool = False) -> tuple[Value, Value]:
+    """Both whole, both real or both double; whole ones stay so, unless they become real ``anyway``."""
+    if left.kind == right.kind == "whole" and not anyway:
         return left, right
-    return rounded(real(left)), rounded(real(right))
+    kind: Any = "double" if "double" in (left.kind, right.kind) else "real"
+    keep = left.constant and right.constant
+    return held(left, kind, keep), held(right, kind, keep)
+
+
+def held(of: Value, kind: Literal["real", "double"], keep: bool) -> Value:
+    """A number as real or double; between constants alone, none is rounded."""
+    number = float(of.number)
+    return of._replace(number=number if keep or kind == "double" else float32(number), kind=kind)
 
 
 def whole_constant(of: Value) -> Value:
     fits = of.constant and math.isfinite(of.number) and of.number == int(of.number) and abs(of.number) < 2**63
-    return of._replace(number=int(of.number), whole=True) if fits else of
-
-
-def real(of: Value) -> Value:
-    if not of.whole:
-        return of
-    return of._replace(number=float(of.number) if of.constant else float32(of.number), whole=False, bound=0)
-
-
-def rounded(of: Value) -> Value:
-    return of._replace(number=float32(of.number))
+    return of._replace(number=int(of.number), kind="whole") if fits else of
 
 
 def divide(a: float, b: float, constant: bool) -> float:

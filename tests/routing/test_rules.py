@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,47 +13,85 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.routing.oracle import float32, holds
+from tests.routing.oracle import Step, float32, holds
+from tests.trees import HEADS, IDS, PARAMS, conditions
 from tokenflow.dsl.expr import SIGNALS, parse_condition
 from tokenflow.errors import ProtocolError
 from tokenflow.routing.rules import Rules, compile_rules
 from tokenflow.routing.signals import Signals
-from tokenflow.routing.terms import REAL_SIGNALS, WHOLE_SIGNALS
+from tokenflow.routing.trees import DOUBLE_SIGNALS, REAL_SIGNALS, WHOLE_SIGNALS
 from tokenflow.wire.messages import RouteRule
 
-PARAMS = ("alpha", "beta")
 Row = dict[str, float]
+THRESHOLDS = {"r2r": 0.4, "other": float32(0.7)}
 
 
-class Given:
+class Head:
+    """A router head whose score is one column of the hidden states."""
+
+    def __init__(self, column: int, threshold: float | None) -> None:
+        self.column = column
+        self.threshold = threshold
+
+    def score(self, hidden: torch.Tensor, tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        assert logits.shape[0] == tokens.shape[0] == hidden.shape[0]
+        return hidden[:, self.column]
+
+
+HEADS_OF_MODEL = {name: Head(column, THRESHOLDS[name]) for column, name in enumerate(HEADS)}
+
+
+class Given(Signals):
     """Signals with values chosen by a test."""
 
-    def __init__(self, rows: list[Row]) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        outputs: Sequence[Sequence[int]] = (),
+        tail: int = 0,
+        state: torch.Tensor | None = None,
+    ) -> None:
         self.rows = rows
-        for name in WHOLE_SIGNALS:
-            setattr(self, name, torch.tensor([row[name] for row in rows], dtype=torch.int64))
-        self.params = {name: self.real(name) for name in PARAMS}
+        tails = [[*[-1] * tail, *output][len(output) :] for output in outputs or [()] * len(rows)]
+        super().__init__(
+            logits=torch.zeros(len(rows), 2),
+            tokens=self.of("token", torch.int64),
+            positions=self.of("position", torch.int64),
+            run_lengths=self.of("run_length", torch.int64),
+            params={name: self.of(name) for name in PARAMS},
+            draws=self.of("draw", torch.float64),
+            hidden=torch.stack([self.of(f"head {name}") for name in HEADS], 1),
+            tails=torch.tensor(tails, dtype=torch.int64),
+            state=state,
+        )
         for name in REAL_SIGNALS:
-            setattr(self, name, lambda name=name: self.real(name))
+            setattr(self, name, lambda name=name: self.of(name))
 
-    def real(self, name: str) -> torch.Tensor:
-        return torch.tensor([row[name] for row in self.rows], dtype=torch.float32)
+    def of(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.tensor([row[name] for row in self.rows], dtype=dtype)
+
+
+NAMES = (*SIGNALS, *PARAMS, *(f"head {name}" for name in HEADS))
 
 
 def row(**values: float) -> Row:
-    return {**dict.fromkeys((*SIGNALS, *PARAMS), 0), **values}
+    return {**dict.fromkeys(NAMES, 0), **values}
 
 
 def compiled(*conditions: Any) -> Rules:
-    trees = (parse_condition(c, PARAMS) if isinstance(c, str) else c for c in conditions)
-    return compile_rules([RouteRule(tree, 1) for tree in trees], PARAMS)
+    trees = (parse_condition(c, PARAMS, HEADS) if isinstance(c, str) else c for c in conditions)
+    return compile_rules([RouteRule(tree, 1) for tree in trees], PARAMS, HEADS_OF_MODEL)
 
 
 def fired(rules: Rules, *rows: Row) -> list[int]:
-    chosen = rules(cast(Signals, Given(list(rows))))
+    chosen = rules(Given(rows, tail=rules.tail, state=blank(rules, len(rows))))
     assert chosen.dtype == torch.int64
     assert chosen.shape == (len(rows),)
     return chosen.tolist()
+
+
+def blank(rules: Rules, count: int) -> torch.Tensor:
+    return torch.zeros(count, rules.state, dtype=torch.float64)
 
 
 def true(condition: str, **values: float) -> bool:
@@ -89,7 +127,7 @@ def test_what_cannot_matter_is_not_read() -> None:
 
 
 def test_the_signals_of_the_language_are_those_that_are_computed() -> None:
-    assert {*WHOLE_SIGNALS, *REAL_SIGNALS} == set(SIGNALS)
+    assert {*WHOLE_SIGNALS, *REAL_SIGNALS, *DOUBLE_SIGNALS} == set(SIGNALS)
     for name in REAL_SIGNALS:
         assert callable(getattr(Signals, name))
 
@@ -211,7 +249,22 @@ def test_results_do_not_depend_on_the_default_dtype_of_torch() -> None:
         (["signal", "entropi"], "unknown signal ['signal', 'entropi']"),
         (["signal", "__class__"], "unknown signal ['signal', '__class__']"),
         (["param", "gamma"], "unknown param ['param', 'gamma']"),
-        (["head", ["number", 1]], "unknown node 'head' over 1 arguments, 0 of them conditions"),
+        (["head", "r3r"], "unknown head ['head', 'r3r']"),
+        (["threshold", ["number", 1]], "unknown threshold ['threshold', ['number', 1]]"),
+        (["at", "\n"], "unknown at ['at', '\\n']"),
+        (["at", []], "unknown at ['at', []]"),
+        (["at", [[]]], "unknown at ['at', [[]]]"),
+        (["follows", [[1, -1]]], "unknown follows ['follows', [[1, -1]]]"),
+        (["window", ["number", 1], 0], "unknown window ['window', ['number', 1], 0]"),
+        (["window", ["number", 1], 65], "unknown window ['window', ['number', 1], 65]"),
+        (["momentum", ["number", 1], 1], "unknown momentum ['momentum', ['number', 1], 1]"),
+        (["momentum", ["boolean", True], 0.5], "'momentum' needs a number that depends on this step only"),
+        (
+            ["window", ["momentum", ["signal", "entropy"], 0.5], 2],
+            "'window' needs a number that depends on this step only",
+        ),
+        (["bool", ["number", 1]], "unknown node 'bool' over 1 arguments, 0 of them conditions"),
+        (["square", ["number", 1]], "unknown node 'square' over 1 arguments, 0 of them conditions"),
         (["<", ["number", 1]], "unknown node '<' over 1 arguments, 0 of them conditions"),
         (["+", ["number", 1], ["boolean", True]], "unknown node '+' over 2 arguments, 1 of them conditions"),
         (["and", ["boolean", True]], "unknown node 'and' over 1 arguments, 1 of them conditions"),
@@ -226,97 +279,75 @@ def test_a_tree_that_no_recipe_makes_is_refused(tree: object, message: str) -> N
     assert str(caught.value) == f"rule 1: {message}"
 
 
-LITERALS: list[float] = [0, 1, 2, 3, 7, 1000, 151668, 2**24 + 1, 2**62, 2**63 - 1]
-LITERALS += [0.0, 0.03, 0.1, 0.5, 1.0, 2.0, 1e-30, 1e30, 3e38]
-LEAVES = st.one_of(
-    st.sampled_from(LITERALS).map(lambda x: ("number", x)),
-    st.sampled_from(list(SIGNALS)).map(lambda name: ("signal", name)),
-    st.sampled_from(PARAMS).map(lambda name: ("param", name)),
-)
-
-
-def numbers(depth: int) -> st.SearchStrategy[Any]:
-    if depth == 0:
-        return LEAVES
-    inner = numbers(depth - 1)
-    return st.one_of(
-        inner,
-        st.tuples(st.sampled_from(["neg", "abs"]), inner),
-        st.tuples(st.sampled_from(["+", "-", "*", "/", "%", "min", "max"]), inner, inner),
-        st.tuples(st.sampled_from(["min", "max"]), inner, inner, inner),
-    )
-
-
-def conditions(depth: int) -> st.SearchStrategy[Any]:
-    comparison = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
-    compared = st.tuples(comparison, numbers(2), numbers(2))
-    if depth == 0:
-        return st.one_of(compared, compared, compared, st.booleans().map(lambda x: ("boolean", x)))
-    inner = conditions(depth - 1)
-    return st.one_of(
-        inner,
-        st.tuples(st.just("not"), inner),
-        st.tuples(st.sampled_from(["and", "or"]), inner, inner),
-        st.tuples(st.sampled_from(["and", "or"]), inner, inner, inner),
-    )
-
-
 REALS = [0.0, -0.0, 0.03, 0.5, 1.0, -1.0, 2.0, 7.0, 1e-30, 3e38, math.inf, -math.inf]
 WHOLES = [0, 1, 2, 3, 7, 1000, 151668, 2**24 + 1, 2**31 - 1]
 
 
-def random_rows(seed: int) -> list[Row]:
-    """One to 20 rows whose values often coincide with each other and with the literals."""
-    source = random.Random(seed)
+def random_row(source: random.Random) -> Row:
+    """A row whose values often coincide with each other and with the literals."""
 
     def real() -> float:
         choices = (source.choice(REALS), source.random(), source.uniform(-10, 10), source.gauss(0, 1e6))
         return float32(source.choice(choices))
 
     def whole() -> int:
-        return source.choice((source.choice(WHOLES), source.randrange(6), source.randrange(2**31)))
+        return source.choice((source.choice(WHOLES), source.randrange(4), source.randrange(2**31)))
 
-    return [
-        {**{name: real() for name in (*REAL_SIGNALS, *PARAMS)}, **{name: whole() for name in WHOLE_SIGNALS}}
-        for _ in range(source.randrange(1, 21))
-    ]
+    return {
+        **{name: real() for name in NAMES},
+        **{name: whole() for name in WHOLE_SIGNALS},
+        "draw": source.choice((source.random(), 0.0, 0.5)),
+    }
 
 
-@settings(max_examples=500, deadline=None)
-@given(conditions(2), st.integers(0, 2**32))
+def oracle_step(row: Row, output: Sequence[int] = (), earlier: Sequence[Step] = ()) -> Step:
+    return Step(
+        {**row, **{f"threshold {name}": value for name, value in THRESHOLDS.items()}}, output, earlier
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(conditions(2, IDS), st.integers(0, 2**32))
 def test_random_expressions_evaluate_as_in_plain_python(tree: tuple[object, ...], seed: int) -> None:
-    batch = random_rows(seed)
-    assert fired(compiled(tree), *batch) == [0 if holds(tree, r) else -1 for r in batch]
+    source = random.Random(seed)
+    batch = [random_row(source) for _ in range(source.randrange(1, 21))]
+    assert fired(compiled(tree), *batch) == [0 if holds(tree, oracle_step(r)) else -1 for r in batch]
 
 
-def text_of(tree: Any) -> str:
-    node, *arguments = tree
-    if node in ("number", "signal", "param"):
-        return str(arguments[0])
-    if node == "boolean":
-        return "true" if arguments[0] else "false"
-    inner = [text_of(argument) for argument in arguments]
-    if node in ("min", "max", "abs"):
-        return f"{node}({', '.join(inner)})"
-    if node in ("neg", "not"):
-        return f"({'-' if node == 'neg' else 'not '}{inner[0]})"
-    return f"({f' {node} '.join(inner)})"
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return torch.equal(left.isnan(), right.isnan()) and torch.equal(left.nan_to_num(), right.nan_to_num())
 
 
-def flat(tree: Any) -> Iterator[Any]:
-    yield tree
-    for argument in tree[1:]:
-        if isinstance(argument, tuple):
-            yield from flat(argument)
-
-
-@settings(max_examples=150, deadline=None)
-@given(conditions(2))
-def test_a_tree_written_out_is_read_back_as_it_was(tree: tuple[object, ...]) -> None:
-    text = text_of(tree)
-    if len(text) <= 2000:
-        read = parse_condition(text, PARAMS)
-        assert list(flat(read)) == list(flat(tree))
+@settings(max_examples=250, deadline=None)
+@given(conditions(2, IDS), conditions(1, IDS), st.integers(0, 2**32))
+def test_random_rules_over_several_steps_fire_as_in_plain_python(
+    first: tuple[object, ...], second: tuple[object, ...], seed: int
+) -> None:
+    source = random.Random(seed)
+    rules = compiled(first, second)
+    count = source.randrange(1, 7)
+    steps: list[list[Step]] = [[] for _ in range(count)]
+    outputs: list[list[int]] = [[] for _ in range(count)]
+    state = blank(rules, count)
+    for _ in range(source.randrange(2, 7)):
+        # Not every request takes part in every batch, nor at the same place in it.
+        batch = source.sample(range(count), source.randrange(1, count + 1))
+        rows = [random_row(source) for _ in batch]
+        now = [oracle_step(r, tuple(outputs[i]), tuple(steps[i])) for i, r in zip(batch, rows, strict=True)]
+        tail = rules.tail + source.randrange(2)
+        signals = Given(rows, [outputs[i] for i in batch], tail, state[batch])
+        expected = [0 if holds(first, step) else 1 if holds(second, step) else -1 for step in now]
+        assert rules(signals).tolist() == expected
+        after = rules.advance(signals)
+        assert after.dtype == torch.float64
+        for index, request in enumerate(batch):
+            alone = Given([rows[index]], [outputs[request]], rules.tail, state[[request]])
+            assert same(rules.advance(alone), after[[index]])
+            assert rules(alone).item() == expected[index]
+            steps[request].append(now[index])
+            if source.random() < 0.8:
+                outputs[request].append(int(rows[index]["token"]))
+        state[batch] = after
 
 
 pieces = st.lists(

@@ -7,36 +7,42 @@ reports that; so one run finds everything.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
-from tokenflow.dsl.expr import RESERVED, SIGNALS, UNCLOSED, ExpressionError, parse_condition
-from tokenflow.dsl.ir import Expr
-from tokenflow.dsl.paths import model_path
+from tokenflow.dsl.expr import RESERVED, SIGNALS
+from tokenflow.dsl.meaning import Meaning, mapping, read_meaning, rules_of
+from tokenflow.dsl.paths import head_path, model_path
 from tokenflow.dsl.schema import NAME, NAME_RULE
 from tokenflow.dsl.source import Document
 from tokenflow.dsl.wording import Path, did_you_mean, show
 
-Conditions = dict[tuple[str, int], Expr]
-"""The parsed ``when`` of every rule, by model and index."""
 
-
-def check(document: Document) -> Conditions:
-    """Report every problem of meaning in the document; the conditions of the rules that are right."""
-    params = _mapping(document.data.get("params"))
-    _check_params(document, params)
-    conditions = _check_conditions(document, params)
+def check(document: Document) -> Meaning:
+    """Report every problem of meaning in the document; what its expressions say where they are right."""
+    _check_params(document, mapping(document.data.get("params")))
+    _check_heads(document)
+    for name, index, rule in rules_of(document):
+        if not rule.keys() & {"when", "after", "at"} and rule:
+            message = 'missing a condition: "when" (an expression), "after" (so many tokens) or "at" (a text)'
+            document.report(("routes", name, index), message)
+    meaning = read_meaning(document)
+    if "entry" not in document.data and "draw" not in document.data:
+        document.report((), 'missing key "entry"', at_key=True)
     models = document.data.get("models")
     if isinstance(models, dict):
         _check_models(document, models)
         _check_batching(document, models)
         destinations = _check_routes(document, models)
-        entry = document.data.get("entry")
+        entry = document.data.get("entry", next(iter(meaning.weights), None))
         if isinstance(entry, str) and entry not in models:
             document.report(("entry",), _unknown_model(entry, models))
+        elif "draw" in document.data:
+            _check_draw(document, models)
         elif isinstance(entry, str) and destinations is not None:
             _check_reach(document, models, entry, destinations)
-    return conditions
+        _check_budgets(document, models, entry)
+        _check_rollback(document, models)
+    return meaning
 
 
 def _check_params(document: Document, params: dict[str, Any]) -> None:
@@ -52,42 +58,38 @@ def _check_params(document: Document, params: dict[str, Any]) -> None:
         document.report(("params", name), message, at_key=True)
 
 
-def _check_conditions(document: Document, params: dict[str, Any]) -> Conditions:
-    conditions: Conditions = {}
-    for name, index, rule in _rules(document):
-        path: Path = ("routes", name, index, "when")
-        when = rule.get("when")
-        if isinstance(when, bool | int | float):
-            when = show(when)
-        if not isinstance(when, str):
-            continue
-        try:
-            conditions[name, index] = parse_condition(when, params)
-        except ExpressionError as error:
-            for offset, message in error.faults:
-                if message == UNCLOSED and document.ends_at_comma(path):
-                    message += ': a comma ends the value inside "{...}", so put it in quotes'
-                document.report(path, message, offset=offset)
-    return conditions
+def _check_heads(document: Document) -> None:
+    for name, head in mapping(document.data.get("heads")).items():
+        if not re.fullmatch(NAME, name):
+            document.report(("heads", name), f"expected {NAME_RULE}", at_key=True)
+        kind, text, path = mapping(head).get("kind"), mapping(head).get("path"), ("heads", name, "path")
+        if kind in ("r2r", "citer") and "path" not in head:
+            document.report(
+                ("heads", name), 'missing key "path" (a checkpoint file or directory)', at_key=True
+            )
+        if isinstance(text, str) and text and head_path(text, document.spot(path).folders) is None:
+            document.report(
+                path, f"{show(text)} is neither a file, a directory nor a hub path (owner/name/file)"
+            )
 
 
 def _check_models(document: Document, models: dict[str, Any]) -> None:
     for name, model in models.items():
         if not re.fullmatch(NAME, name):
             document.report(("models", name), f"expected {NAME_RULE}", at_key=True)
-        text = _mapping(model).get("path")
+        text = mapping(model).get("path")
         path = ("models", name, "path")
         if isinstance(text, str) and text and model_path(text, document.spot(path).folders) is None:
             document.report(path, f"{show(text)} is neither a directory nor a hub id (owner/name)")
 
 
 def _check_batching(document: Document, models: dict[str, Any]) -> None:
-    batching = _mapping(document.data.get("batching"))
+    batching = mapping(document.data.get("batching"))
     thresholds = batching.get("thresholds")
     if batching.get("policy") == "auto" and thresholds:
         message = 'thresholds need "policy: fixed"; "auto" chooses its own'
         document.report(("batching", "thresholds"), message, at_key=True)
-    for name in _mapping(thresholds):
+    for name in mapping(thresholds):
         if name not in models:
             document.report(("batching", "thresholds", name), _unknown_model(name, models), at_key=True)
 
@@ -97,11 +99,11 @@ def _check_routes(document: Document, models: dict[str, Any]) -> dict[str, set[s
     destinations: dict[str, set[str]] = {name: set() for name in models}
     routes = document.data.get("routes", {})
     wrong = not isinstance(routes, dict)
-    for name, rules in _mapping(routes).items():
+    for name, rules in mapping(routes).items():
         if name not in models:
             document.report(("routes", name), _unknown_model(name, models), at_key=True)
         wrong |= name not in models or not isinstance(rules, list)
-    for name, index, rule in _rules(document):
+    for name, index, rule in rules_of(document):
         path: Path = ("routes", name, index, "to")
         to = rule.get("to")
         if isinstance(to, str) and to not in models:
@@ -113,6 +115,7 @@ def _check_routes(document: Document, models: dict[str, Any]) -> dict[str, set[s
             destinations[name].add(to)
             continue
         wrong = True
+    destinations |= {name: set(models) for name, python in document.python.items() if python.routes}
     return None if wrong else destinations
 
 
@@ -130,17 +133,43 @@ def _check_reach(
             document.report(("models", name), message, at_key=True)
 
 
+def _check_draw(document: Document, models: dict[str, Any]) -> None:
+    draw = document.data["draw"]
+    for name in mapping(draw):
+        if name not in models:
+            document.report(("draw", name), _unknown_model(name, models), at_key=True)
+    for name in models if isinstance(draw, dict) else ():
+        if name not in draw:
+            message = "it has no weight in draw: give it one (0 keeps it out), or remove the model"
+            document.report(("models", name), message, at_key=True)
+    if document.data.get("routes") or any(python.routes for python in document.python.values()):
+        message = "draw decides after every token, so there are no other rules: remove one of the two"
+        document.report(("routes",), message, at_key=True)
+
+
+def _check_budgets(document: Document, models: dict[str, Any], entry: object) -> None:
+    for name, budget in mapping(document.data.get("budgets")).items():
+        path: Path = ("budgets", name)
+        if name not in models:
+            document.report(path, _unknown_model(name, models), at_key=True)
+        elif name == entry:
+            message = "the entry has no budget: requests come back to it once another model's is used up"
+            document.report(path, message, at_key=True)
+        if isinstance(budget, dict) and budget.get("max_share") is None and budget.get("max_tokens") is None:
+            document.report(path, 'give "max_share", "max_tokens" or both')
+
+
+def _check_rollback(document: Document, models: dict[str, Any]) -> None:
+    verifying = [name for name, model in models.items() if mapping(model).get("verify") is True]
+    receiving = any(python.receive or python.router for python in document.python.values())
+    if "rollback" in document.data and not verifying and not receiving:
+        message = 'no model has "verify: true": tentative tokens need one that checks them'
+        document.report(("rollback",), message, at_key=True)
+    for name in verifying if "rollback" not in document.data else ():
+        message = 'nothing to verify without "rollback: n", the number of tokens that may be tentative'
+        document.report(("models", name, "verify"), message)
+
+
 def _unknown_model(name: str, models: dict[str, Any]) -> str:
     hint = did_you_mean(name, models) or f" (models: {', '.join(models) or 'none'})"
     return f"unknown model {show(name)}{hint}"
-
-
-def _rules(document: Document) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Every rule: the model it stands under, its index, and its keys."""
-    for name, rules in _mapping(document.data.get("routes")).items():
-        for index, rule in enumerate(rules if isinstance(rules, list) else ()):
-            yield name, index, _mapping(rule)
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

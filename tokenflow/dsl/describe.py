@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from tokenflow.dsl.ir import ModelIR, RecipeIR
+from pathlib import PurePath
+
+from tokenflow.dsl.ir import BudgetIR, HeadIR, ModelIR, PythonIR, RecipeIR
+from tokenflow.dsl.tree import write
 
 
 def describe(recipe: RecipeIR) -> str:
     """Summarise a recipe: members with their codes, rules as written, parameters, thresholds."""
-    lines = [f"{recipe.name}: starts at {recipe.entry}"]
+    lines = [f"{recipe.name}: {beginning(recipe)}"]
     if recipe.description:
         lines.append(" ".join(recipe.description.split()))
     if recipe.params:
@@ -16,19 +19,64 @@ def describe(recipe: RecipeIR) -> str:
         )
     lines.append("models:")
     width = max(len(model.name) for model in recipe.models)
-    lines += [f"  {model.code} {model.name:{width}}  {_placement(model)}" for model in recipe.models]
+    lines += [f"  {model.code} {model.name:{width}}  {placement(model)}" for model in recipe.models]
+    if recipe.heads:
+        lines.append("heads:")
+        lines += [f"  {head_text(head)}" for head in recipe.heads.values()]
     lines.append("routes:")
     for model in recipe.models:
-        rules = recipe.routes.get(model.name, ())
+        python, rules = recipe.python.get(model.name), recipe.routes.get(model.name, ())
+        if python is not None:
+            lines.append(f"  {model.name:{width}}  {python_text(python)}")
         lines += [f"  {model.name:{width}}  if {rule.text}: to {rule.to}, {rule.send}" for rule in rules]
-        if not rules:
+        if not rules and not (python is not None and python.routes):
             lines.append(f"  {model.name:{width}}  stays")
+    if recipe.budgets:
+        budgets = (f"{name} {budget_text(budget)}" for name, budget in recipe.budgets.items())
+        lines.append(f"budgets: {'; '.join(budgets)}")
+    if recipe.rollback:
+        verifying = [model.name for model in recipe.models if model.config.verify]
+        checked = f", checked by {', '.join(verifying)}" if verifying else ""
+        lines.append(f"rollback: up to {recipe.rollback} tentative tokens{checked}")
     thresholds = ", ".join(f"{name} {count}" for name, count in recipe.batching.thresholds.items())
     lines.append(f"batching: {recipe.batching.policy}, thresholds {thresholds}")
     return "\n".join(lines)
 
 
-def _placement(model: ModelIR) -> str:
+def beginning(recipe: RecipeIR) -> str:
+    """Who writes the first token."""
+    if not recipe.draw:
+        return f"starts at {recipe.entry}"
+    weights = ", ".join(f"{name} {write(weight)}" for name, weight in recipe.draw)
+    return f"draws who writes each token, by weights {weights}"
+
+
+def placement(model: ModelIR) -> str:
+    """What a model is and how it is run."""
     config = model.config
     parallel = f" x{config.tensor_parallel}" if config.tensor_parallel > 1 else ""
     return f"{config.path} ({config.engine}{parallel}, {config.dtype}, device {config.device})"
+
+
+def head_text(head: HeadIR) -> str:
+    """What a router head is."""
+    where = head.path or "in the model's checkpoint"
+    threshold = "stored threshold" if head.threshold is None else f"threshold {head.threshold:.12g}"
+    return f"{head.name}: {head.kind} for {head.model}, {where}, {threshold}"
+
+
+def budget_text(budget: BudgetIR) -> str:
+    """What a budget allows."""
+    parts = []
+    if budget.max_share is not None:
+        parts.append(f"{100 * budget.max_share:.12g}% of the tokens")
+    if budget.max_tokens is not None:
+        parts.append(f"{budget.max_tokens} tokens")
+    return f"at most {' and '.join(parts)}"
+
+
+def python_text(python: PythonIR) -> str:
+    """What is written in Python, and where."""
+    roles = {"class": python.router, "route": python.route, "send": python.send, "receive": python.receive}
+    named = ", ".join(f"{role} {name}" for role, name in roles.items() if name is not None)
+    return f"{named} in {PurePath(python.file).name}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from tokenflow.types import ModelConfig
 
 Send = Literal["keep", "drop_last"]
 Policy = Literal["auto", "fixed"]
+HeadKind = Literal["r2r", "citer", "co_llm"]
 
 Expr = tuple[object, ...]
 """An expression tree of tuples, plain data on the wire; :mod:`tokenflow.dsl.expr` lists its nodes."""
@@ -47,11 +49,35 @@ class BatchingIR:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadIR:
+    """A learned router head, which reads the states of one ``model``.
+
+    ``path`` is a local file or directory, made absolute, or text for the hub; empty where the head is part
+    of the model's own checkpoint (``co_llm``).  Without a ``threshold`` the one stored with it counts.
+    """
+
+    name: str
+    kind: HeadKind
+    path: str
+    threshold: float | None
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetIR:
+    """What a model may write of one response at most: a share of its tokens, a number of tokens, or both."""
+
+    max_share: float | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PythonIR:
     """What a model's Python says: qualified names of definitions in ``file``, each None if there is none.
 
     ``route``, ``send`` and ``receive`` name functions.  ``router`` names a class that has all three as
-    methods; ``peer`` is the model that its instances know as ``peer_idx``.
+    methods; ``peer`` is the model that its instances know as ``peer_idx``.  ``heads`` names the router
+    heads that the route reads.
     """
 
     file: str
@@ -60,6 +86,7 @@ class PythonIR:
     receive: str | None = None
     router: str | None = None
     peer: str | None = None
+    heads: tuple[str, ...] = ()
 
     @property
     def routes(self) -> bool:
@@ -71,10 +98,17 @@ class PythonIR:
 class RecipeIR:
     """A compiled recipe.
 
-    ``entry`` names the model that starts every response.  ``params`` are the recipe's named numbers with
-    their defaults.  ``routes`` holds each model's rules in order: the first that fires decides, and a
-    model without rules keeps its requests.  ``python`` holds what is written in Python, by model.
-    ``source`` is the file it came from, empty if there is none.
+    ``entry`` names the model that reads the prompt and starts every response.  ``params`` are the recipe's
+    named numbers with their defaults.  ``routes`` holds each model's rules in order: the first that fires
+    decides, and a model without rules keeps its requests.  ``python`` holds what is written in Python, by
+    model.  ``heads`` and ``budgets`` go by their names and by model.
+
+    In an ensemble ``draw`` holds the weight (a number or arithmetic over params) of every model that may
+    write, in recipe order: each token's writer is drawn by them.  ``routes`` say so for all tokens but the
+    first, for which :func:`tokenflow.dsl.weights.first_writer` does.  Otherwise it is empty.
+
+    Up to ``rollback`` tokens at the end of the output are tentative until a model with ``verify`` has seen
+    them.  ``source`` is the file that the recipe came from, empty if there is none.
     """
 
     name: str
@@ -84,6 +118,10 @@ class RecipeIR:
     batching: BatchingIR
     params: Mapping[str, float] = field(default_factory=dict)
     python: Mapping[str, PythonIR] = field(default_factory=dict)
+    heads: Mapping[str, HeadIR] = field(default_factory=dict)
+    draw: tuple[tuple[str, Expr], ...] = ()
+    budgets: Mapping[str, BudgetIR] = field(default_factory=dict)
+    rollback: int = 0
     source: str = ""
     description: str = ""
 
@@ -97,7 +135,8 @@ class RecipeIR:
     def reachable(self) -> tuple[str, ...]:
         """Names of the models a request can ever be at, in recipe order."""
         names = [model.name for model in self.models]
-        seen, todo = {self.entry}, [self.entry]
+        seen = {self.entry, *dict(self.draw)}
+        todo = list(seen)
         while todo:
             name = todo.pop()
             python = self.python.get(name)
@@ -107,3 +146,8 @@ class RecipeIR:
                     seen.add(to)
                     todo.append(to)
         return tuple(name for name in names if name in seen)
+
+
+def to_json(recipe: RecipeIR) -> str:
+    """The recipe as JSON, the same text for the same recipe: keys sorted, tuples as lists."""
+    return json.dumps(asdict(recipe), indent=2, sort_keys=True, allow_nan=False)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from tokenflow.dsl.check import Conditions, check
-from tokenflow.dsl.ir import BatchingIR, ModelIR, RecipeIR, RuleIR
+from tokenflow.dsl import sugar
+from tokenflow.dsl.check import check
+from tokenflow.dsl.ir import BatchingIR, BudgetIR, HeadIR, ModelIR, RecipeIR
+from tokenflow.dsl.meaning import Meaning
 from tokenflow.dsl.overrides import apply_overrides
-from tokenflow.dsl.paths import model_path
+from tokenflow.dsl.paths import head_path, model_path
 from tokenflow.dsl.schema import Recipe, validate
 from tokenflow.dsl.source import Document, read_file, read_mapping
 from tokenflow.errors import RecipeError
@@ -26,45 +29,70 @@ def load_recipe(
     :raises RecipeError: with every problem found.
     """
     if isinstance(source, Mapping):
-        document, name = read_mapping(source), ""
-    else:
-        document, name = read_file(source), os.fspath(source)
+        return compile_document(read_mapping(source), overrides, "")
+    return compile_document(read_file(source), overrides, os.fspath(source))
+
+
+def compile_document(document: Document, overrides: Sequence[str], source: str) -> RecipeIR:
+    """Apply overrides to a recipe as read, check all of it and make its frozen form.
+
+    :raises RecipeError: with every problem found.
+    """
     apply_overrides(document, overrides)
     recipe = validate(document)
-    conditions = check(document)
+    meaning = check(document)
     if document.problems:
         raise RecipeError(
             sorted(document.problems, key=lambda problem: (not problem.line, problem.line, problem.column))
         )
     assert recipe is not None
-    return _compile(document, recipe, conditions, name)
+    return _compile(document, recipe, meaning, source)
 
 
-def _compile(document: Document, recipe: Recipe, conditions: Conditions, source: str) -> RecipeIR:
+def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) -> RecipeIR:
+    def local(find: Callable[[str, Sequence[Path]], str | None], of: str, name: str, text: str) -> str:
+        return find(text, document.spot((of, name, "path")).folders) or text
+
     models = tuple(
-        ModelIR(name, code, ModelConfig(**{**model.model_dump(), "path": _path(document, name, model.path)}))
+        ModelIR(
+            name,
+            code,
+            ModelConfig(**{**model.model_dump(), "path": local(model_path, "models", name, model.path)}),
+        )
         for code, (name, model) in enumerate(recipe.models.items(), start=1)
     )
     routes = {
         name: tuple(
-            RuleIR(conditions[name, index], rule.to, rule.send, " ".join(rule.when.split()))
+            sugar.rule(rule, meaning.conditions.get((name, index)))
             for index, rule in enumerate(recipe.routes.get(name, ()))
         )
         for name in recipe.models
+    }
+    weights = {name: meaning.weights[name] for name in recipe.models if name in meaning.weights}
+    heads = {
+        name: HeadIR(
+            name,
+            head.kind,
+            local(head_path, "heads", name, head.path) if head.path else "",
+            head.threshold,
+            meaning.owners[name],
+        )
+        for name, head in recipe.heads.items()
     }
     thresholds = {name: recipe.batching.thresholds.get(name, 1) for name in recipe.models}
     policy = recipe.batching.policy or ("fixed" if recipe.batching.thresholds else "auto")
     return RecipeIR(
         name=recipe.name,
-        entry=recipe.entry,
+        entry=recipe.entry or next(iter(weights)),
         models=models,
-        routes=routes,
+        routes=sugar.draw_rules(recipe.models, weights) if weights else routes,
         batching=BatchingIR(policy, thresholds),
         params=dict(recipe.params),
+        python=dict(document.python),
+        heads=heads,
+        draw=tuple(weights.items()),
+        budgets={name: BudgetIR(**budget.model_dump()) for name, budget in recipe.budgets.items()},
+        rollback=recipe.rollback,
         source=source,
         description=recipe.description,
     )
-
-
-def _path(document: Document, name: str, text: str) -> str:
-    return model_path(text, document.spot(("models", name, "path")).folders) or text

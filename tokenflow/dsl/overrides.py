@@ -70,7 +70,7 @@ def _misstep(document: Document, parent: Path, key: str | int, value: object) ->
             return None
         is_param = not parent and key in _names(document, "params")
         return f'unknown key (did you mean "params.{key}"?)' if is_param else unknown_key((*parent, key))
-    kind = "param" if parent == ("params",) else "model"
+    kind = {"params": "param", "heads": "head"}.get(str(parent[-1]), "model")
     known = _names(document, f"{kind}s")
     if key in known:
         return None

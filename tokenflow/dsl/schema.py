@@ -11,35 +11,50 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from tokenflow.dsl.ir import Policy, Send
+from tokenflow.dsl.expr import MAX_TEXT
+from tokenflow.dsl.ir import HeadKind, Policy, Send
 from tokenflow.dsl.source import Document, plain_scalar
 from tokenflow.dsl.wording import Path, closest, did_you_mean, show
 from tokenflow.types import ModelConfig
 
 EngineName = Literal["torch", "sglang"]
 MAX_MODELS = 64
+MAX_ROLLBACK = 64
 NAME_RULE = 'a name of letters, digits, "_" and "-" that begins with a letter'
 NAME = r"^[A-Za-z][A-Za-z0-9_-]*$"
 
 _DEFAULT: dict[str, Any] = {item.name: item.default for item in dataclasses.fields(ModelConfig)}
 
+
+def _as_text(value: object) -> object:
+    """A condition may be the plain word ``true``, and a weight a number; both are read as expressions."""
+    return show(value) if isinstance(value, bool | int | float) else value
+
+
+def _weight_as_text(value: object) -> object:
+    return value if isinstance(value, bool) else _as_text(value)
+
+
 Name = Annotated[str, Field(pattern=NAME)]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-3.4e38, le=3.4e38)]
-
-
-def _as_text(value: object) -> object:
-    """A condition may be the plain word ``true``; what else is not text fails as an expression."""
-    return show(value) if isinstance(value, bool | int | float) else value
+Condition = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | bool)]
+Weight = Annotated[str, BeforeValidator(_weight_as_text, json_schema_input_type=float | str)]
 
 
 class _Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    """A mapping of named keys.
+
+    A key that may be left out has a default that nobody can write, so that an empty value is an error; only
+    where None is a setting of its own may it be written.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
 class Model(_Shape):
-    """``models.<name>``: how one member is loaded and run."""
+    """How one member is loaded and run."""
 
     path: Text
     engine: EngineName = _DEFAULT["engine"]
@@ -52,33 +67,80 @@ class Model(_Shape):
     prefix_cache: bool = _DEFAULT["prefix_cache"]
     threads: Count = _DEFAULT["threads"]
     tensor_parallel: Count = _DEFAULT["tensor_parallel"]
+    verify: bool = _DEFAULT["verify"]
+
+
+class Head(_Shape):
+    """A learned router head, for head("name") and threshold("name") in the rules of one model."""
+
+    kind: HeadKind
+    """Whose network it is: R2R, CITER or Co-LLM."""
+    path: Text = ""
+    """A checkpoint file or a directory; co_llm needs none, its head is in the model's own checkpoint."""
+    threshold: Number | None = None
+    """What threshold("name") gives; without it, what is stored in the checkpoint."""
 
 
 class Rule(_Shape):
-    """``routes.<model>[i]``: when to hand a request over, to whom, and with which tokens."""
+    """When to hand a request over, to whom, and with which tokens; all conditions given must hold."""
 
-    when: Annotated[str, BeforeValidator(_as_text)]
+    when: Condition = ""
+    """An expression over signals, params and heads that is true or false."""
+    after: Count = 0
+    """This model has written so many tokens since the request came to it."""
+    at: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)] = ""
+    """The output has just reached this text: a delimiter, a tag."""
     to: str
+    """The model that goes on."""
     send: Send
+    """"keep" commits the sampled token, "drop_last" leaves its position to the next model."""
+
+
+class Budget(_Shape):
+    """What a model may write of one response; once it is used up, requests stay away from the model."""
+
+    max_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """At most this share of the output tokens so far."""
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """At most so many tokens."""
 
 
 class Batching(_Shape):
-    """``batching``: how many ready requests a model waits for."""
+    """How many ready requests a model waits for."""
 
     policy: Policy | None = None
+    """"fixed" takes the thresholds as they are, "auto" chooses them."""
     thresholds: dict[str, Count] = {}
+    """Ready requests by model; 1 where nothing is said."""
 
 
 class Recipe(_Shape):
-    """A recipe file."""
+    """A recipe: how one request flows between models."""
 
     name: Name
+    """What the recipe is called."""
     description: str = ""
-    entry: str
+    """What it does, in a sentence."""
+    entry: str = ""
+    """The model that reads the prompt and starts every response; may be left out with draw."""
     params: dict[str, Number] = {}
+    """Numbers for expressions, with their defaults; a request may give its own."""
     models: Annotated[dict[str, Model], Field(min_length=1, max_length=MAX_MODELS)]
+    """The models by name: a path each (a directory or a hub id), or a mapping."""
+    heads: dict[str, Head] = {}
+    """Learned router heads by name."""
     routes: dict[str, list[Rule]] = {}
+    """Rules by the model that they stand under; the first that fires decides, and without one the request
+    stays."""
+    draw: dict[str, Weight] = {}
+    """Ensembles: the weight of each model, a number or arithmetic over params; every token's writer is drawn
+    by them."""
+    budgets: dict[str, Budget] = {}
+    """What models may write at most of one response."""
+    rollback: Annotated[int, Field(ge=1, le=MAX_ROLLBACK)] = 0
+    """How many of the last tokens may be tentative, until a model with verify has checked them."""
     batching: Batching = Batching()
+    """When a model starts a batch."""
 
 
 def validate(document: Document) -> Recipe | None:
@@ -117,7 +179,10 @@ def unknown_key(path: Path) -> str:
     """What to say of a key that the schema does not have at ``path``."""
     key, here = str(path[-1]), shape_at(path[:-1])
     known = list(here.model_fields)
-    homes = {name: place for place, shape in _places(Recipe, "") for name in shape.model_fields}
+    homes: dict[str, str] = {}
+    for place, shape in _places(Recipe, ""):
+        for name in shape.model_fields:
+            homes.setdefault(name, place)
     if key in homes:
         return f"unknown key here: it belongs {homes[key]}"
     near = closest(key, [*known, *homes])
@@ -133,7 +198,7 @@ def _places(shape: Any, path: str) -> Iterator[tuple[str, type[_Shape]]]:
         for name, item in shape.model_fields.items():
             yield from _places(_bare(item.annotation), f"{path}.{name}" if path else name)
     elif get_origin(shape) is dict:
-        yield from _places(_bare(get_args(shape)[-1]), f"{path}.<model>")
+        yield from _places(_bare(get_args(shape)[-1]), f"{path}.<{'head' if path == 'heads' else 'model'}>")
     elif get_origin(shape) is list:
         yield from _places(_bare(get_args(shape)[-1]), f"{path}[i]")
 
@@ -157,7 +222,7 @@ def _report(document: Document, error: ErrorDetails) -> None:
     match error["type"]:
         case "missing":
             key = path[-1]
-            hint = _MISSING.get(str(key), "")
+            hint = _HINTS.get(str(key), "")
             document.report(path[:-1], f'missing key "{key}"{hint}', at_key=True)
         case "extra_forbidden":
             document.report(path, unknown_key(path), at_key=True)
@@ -170,7 +235,10 @@ def _expected(what: str) -> Callable[[Path, ErrorDetails], str]:
 
 
 def _expected_text(path: Path, error: ErrorDetails) -> str:
-    return f"expected {'an expression' if path[-1] == 'when' else 'text'}, got {show(error['input'])}"
+    what = "an expression" if path[-1] == "when" else "a number or an expression"
+    return (
+        f"expected {what if path[-1] == 'when' or path[0] == 'draw' else 'text'}, got {show(error['input'])}"
+    )
 
 
 def _expected_mapping(path: Path, error: ErrorDetails) -> str:
@@ -200,8 +268,8 @@ def _pattern(path: Path, error: ErrorDetails) -> str:
     return f"expected {what}, got {show(error['input'])}"
 
 
-def _bound(rule: str, key: str) -> Callable[[Path, ErrorDetails], str]:
-    return lambda path, error: f"must be {rule} {error['ctx'][key]}, got {show(error['input'])}"
+def _bound(rule: str, key: str, unit: str = "") -> Callable[[Path, ErrorDetails], str]:
+    return lambda path, error: f"must be {rule} {error['ctx'][key]:.12g}{unit}, got {show(error['input'])}"
 
 
 def _hint(error: ErrorDetails) -> str:
@@ -219,8 +287,9 @@ def _hint(error: ErrorDetails) -> str:
     return " (leave the quotes out)" if isinstance(plain_scalar(got), int | float) else ""
 
 
-_MISSING = {
+_HINTS = {
     "send": ' ("keep" commits the sampled token, "drop_last" leaves its position to the next model)',
+    "kind": f" ({', '.join(get_args(HeadKind))})",
 }
 _MESSAGES: dict[str, Callable[[Path, ErrorDetails], str]] = {
     "string_type": _expected_text,
@@ -234,6 +303,7 @@ _MESSAGES: dict[str, Callable[[Path, ErrorDetails], str]] = {
     "literal_error": _one_of,
     "string_pattern_mismatch": _pattern,
     "string_too_short": lambda path, error: "must not be empty",
+    "string_too_long": _bound("at most", "max_length", " characters long"),
     "finite_number": _expected("a finite number"),
     "greater_than_equal": _bound("at least", "ge"),
     "less_than_equal": _bound("at most", "le"),

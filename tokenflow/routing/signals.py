@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,13 +14,13 @@ _FLOOR = -1e4
 """Finite stand-in for a log-probability of -inf, so that 0 * log 0 is 0; exp of it is 0 in float32."""
 
 
+Value = TypeVar("Value")
+
+
 def _once(compute: Callable[[Signals], Tensor]) -> Callable[[Signals], Tensor]:
     @wraps(compute)
     def signal(self: Signals) -> Tensor:
-        value = self._known.get(compute.__name__)
-        if value is None:
-            value = self._known[compute.__name__] = compute(self)
-        return value
+        return self.once(compute.__name__, lambda: compute(self))
 
     return signal
 
@@ -39,9 +40,27 @@ class Signals:
     :param params: the recipe's parameters, each float32 [B].
     :param excluded: ids that are no words of the vocabulary (a deferral row, say), int64 [n]: probability
         0 to them.  Entropy is normalised by the full width V all the same, so that thresholds compare.
+    :param draws: uniform in [0, 1) for the position after each sampled token, float64 [B].
+    :param hidden: last hidden states after the final norm, [B, H], for router heads.
+    :param tails: output tokens before each sampled one, the latest last, -1 where there are none,
+        int64 [B, T]; T is at least what the rules say.
+    :param state: what windows and momentums kept of each request's earlier steps, float64 [B, S]; zeros at
+        its first.  S is what the rules say.
     """
 
-    __slots__ = ("_excluded", "_known", "_logits", "_positions", "_run_lengths", "params", "token")
+    __slots__ = (
+        "_draws",
+        "_excluded",
+        "_hidden",
+        "_known",
+        "_logits",
+        "_positions",
+        "_run_lengths",
+        "_state",
+        "_tails",
+        "params",
+        "token",
+    )
 
     def __init__(
         self,
@@ -51,6 +70,10 @@ class Signals:
         run_lengths: Tensor | None = None,
         params: Mapping[str, Tensor] | None = None,
         excluded: Tensor | None = None,
+        draws: Tensor | None = None,
+        hidden: Tensor | None = None,
+        tails: Tensor | None = None,
+        state: Tensor | None = None,
     ) -> None:
         self.token = tokens
         self.params: Mapping[str, Tensor] = {} if params is None else params
@@ -58,7 +81,18 @@ class Signals:
         self._positions = positions
         self._run_lengths = run_lengths
         self._excluded = excluded
-        self._known: dict[str, Tensor] = {}
+        self._draws = draws
+        self._hidden = hidden
+        self._tails = tails
+        self._state = state
+        self._known: dict[object, Any] = {}
+
+    def once(self, key: object, compute: Callable[[], Value]) -> Value:
+        """What ``compute`` gives, computed when first asked for under this key."""
+        if key not in self._known:
+            self._known[key] = compute()
+        value: Value = self._known[key]
+        return value
 
     @property
     def position(self) -> Tensor:
@@ -69,6 +103,31 @@ class Signals:
     def run_length(self) -> Tensor:
         """Tokens committed by this model since the request came, the sampled one included, int64 [B]."""
         return _given(self._run_lengths, "run lengths")
+
+    @property
+    def draw(self) -> Tensor:
+        """Uniform in [0, 1) for the position after the sampled token, float64 [B]."""
+        return _given(self._draws, "random numbers")
+
+    @property
+    def hidden(self) -> Tensor:
+        """Last hidden states after the final norm, [B, H]."""
+        return _given(self._hidden, "hidden states")
+
+    @property
+    def tails(self) -> Tensor:
+        """Output tokens before the sampled one, the latest last, -1 where there are none, int64 [B, T]."""
+        return _given(self._tails, "latest tokens")
+
+    @property
+    def state(self) -> Tensor:
+        """What windows and momentums kept of earlier steps, float64 [B, S]."""
+        return _given(self._state, "states")
+
+    @property
+    def raw(self) -> Tensor:
+        """The logits as they were given, excluded ids and all, [B, V]."""
+        return self._logits
 
     @_once
     def log_probs(self) -> Tensor:

@@ -1,10 +1,11 @@
-"""Expression trees compiled to closures over torch tensors, as :mod:`tokenflow.routing.rules` says."""
+"""Terms: numbers and conditions as closures over torch tensors, computing as
+:mod:`tokenflow.routing.rules` says."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
@@ -16,11 +17,9 @@ from tokenflow.routing.signals import Signals
 
 Number = int | float
 Run = Callable[[Signals], Tensor]
+Kind = Literal["whole", "real", "double", "truth"]
 
-WHOLE_SIGNALS = ("token", "position", "run_length")
-REAL_SIGNALS = ("entropy", "entropy_nats", "confidence", "margin", "logprob")
-_SIGNAL_LIMIT = 2**31
-_WHOLE_LIMIT = 2**63
+WHOLE_LIMIT = 2**63
 
 
 class Malformed(Exception):
@@ -31,45 +30,25 @@ class Malformed(Exception):
 class Term:
     """A compiled subtree: ``run`` over signals, or else the constant ``value``.
 
-    A whole term is at most ``limit`` in magnitude; ``reads`` holds its (kind, name) leaves.
+    A whole term is at most ``limit`` in magnitude.  ``reads`` holds what it depends on as pairs: kind and
+    name of signals, params and heads, ("tail", length), ("memory", memory).
     """
 
-    kind: Literal["whole", "real", "truth"]
+    kind: Kind
     value: Number = 0
     run: Run | None = None
     limit: int = 0
-    reads: frozenset[tuple[str, str]] = frozenset()
+    reads: frozenset[tuple[str, Any]] = frozenset()
 
 
-def compile_tree(tree: Any, params: Collection[str]) -> Term:
-    """Compile a condition or a number.
+def operation(node: str, terms: list[Term]) -> Term:
+    """The term that an operation makes of terms.
 
-    :raises Malformed: if ``tree`` is neither, or names a parameter outside ``params``.
+    :raises Malformed: if there is no such operation on such terms.
     """
-    match tree:
-        case ["number", int() | float() as value] if not isinstance(value, bool):
-            whole = isinstance(value, int) and abs(value) < _WHOLE_LIMIT
-            return Term("whole", value, limit=abs(int(value))) if whole else Term("real", float(value))
-        case ["boolean", bool() as value]:
-            return Term("truth", value)
-        case ["signal", str() as name] if name in WHOLE_SIGNALS:
-            reads = frozenset({("signal", name)})
-            return Term("whole", run=operator.attrgetter(name), limit=_SIGNAL_LIMIT, reads=reads)
-        case ["signal", str() as name] if name in REAL_SIGNALS:
-            return Term("real", run=operator.methodcaller(name), reads=frozenset({("signal", name)}))
-        case ["param", str() as name] if name in params:
-            return Term("real", run=lambda signals: signals.params[name], reads=frozenset({("param", name)}))
-        case [("number" | "boolean" | "signal" | "param") as node, *_]:
-            raise Malformed(f"unknown {node} {tree!r}")
-        case [str() as node, *arguments]:
-            return _operation(node, [compile_tree(argument, params) for argument in arguments])
-    raise Malformed(f"not an expression: {tree!r}")
-
-
-def _operation(node: str, terms: list[Term]) -> Term:
     truths, count = sum(term.kind == "truth" for term in terms), len(terms)
-    if truths == count == 1 and node == "not":
-        return _negation(terms[0])
+    if truths == count == 1 and node in _UNARY_LOGIC:
+        return _UNARY_LOGIC[node](terms[0])
     if truths == count > 1 and node in _LOGIC:
         return reduce(_LOGIC[node], terms)
     if truths == 0:
@@ -90,7 +69,7 @@ def _unary(function: Callable[[Any], Any], term: Term) -> Term:
 
 
 def _binary(
-    kind: Literal["whole", "real", "truth"],
+    kind: Kind,
     function: Callable[[Any, Any], Any],
     left: Term,
     right: Term,
@@ -105,39 +84,49 @@ def _binary(
 
 
 def _operand(term: Term) -> Callable[[Signals], Any]:
-    """What to call for a term's tensor, or for its constant as tensors meet it: rounded to float32."""
+    """What to call for a term's tensor, or for its constant as tensors meet it: a real one in float32."""
     if term.run is not None:
         return term.run
     value = torch.tensor(term.value, dtype=torch.float32).item() if term.kind == "real" else term.value
     return lambda s: value
 
 
-def _real(term: Term) -> Term:
+def _meet(left: Term, right: Term) -> tuple[Kind, Term, Term]:
+    """Two numbers as they meet where they are not both whole: both double if one of them is, else real."""
+    kind: Kind = "double" if "double" in (left.kind, right.kind) else "real"
+    return kind, _as(kind, left), _as(kind, right)
+
+
+def _as(kind: Kind, term: Term) -> Term:
     inner = term.run
-    if term.kind == "real":
+    if term.kind == kind:
         return term
     if inner is None:
-        return Term("real", float(term.value))
-    return Term("real", run=lambda s: inner(s).float(), reads=term.reads)
+        return Term(kind, float(term.value))
+    dtype = torch.float64 if kind == "double" else torch.float32
+    return Term(kind, run=lambda s: inner(s).to(dtype), reads=term.reads)
 
 
 def _arithmetic(function: Callable[[Any, Any], Any], bound: Callable[[int, int], int]) -> Binary:
     def make(left: Term, right: Term) -> Term:
-        if left.kind == right.kind == "whole" and (limit := bound(left.limit, right.limit)) < _WHOLE_LIMIT:
+        if left.kind == right.kind == "whole" and (limit := bound(left.limit, right.limit)) < WHOLE_LIMIT:
             return _binary("whole", function, left, right, limit)
-        return _binary("real", function, _real(left), _real(right))
+        kind, left, right = _meet(left, right)
+        return _binary(kind, function, left, right)
 
     return make
 
 
 def _quotient(left: Term, right: Term) -> Term:
-    return _binary("real", _divide, _real(left), _real(right), fold=_divide_numbers)
+    kind, left, right = _meet(left, right)
+    return _binary(kind, _divide, left, right, fold=_divide_numbers)
 
 
 def _remainder(left: Term, right: Term) -> Term:
     if left.kind == right.kind == "whole" and right.run is None and right.value != 0:
         return _binary("whole", torch.remainder, left, right, right.limit, operator.mod)
-    return _binary("real", _modulo, _real(left), _real(right), fold=_modulo_of_numbers)
+    kind, left, right = _meet(left, right)
+    return _binary(kind, _modulo, left, right, fold=_modulo_of_numbers)
 
 
 def _comparison(function: Callable[[Any, Any], Any]) -> Binary:
@@ -146,7 +135,7 @@ def _comparison(function: Callable[[Any, Any], Any]) -> Binary:
             return _binary("truth", function, left, right)
         left, right = _whole_beside(left, right), _whole_beside(right, left)
         if left.kind != right.kind:
-            left, right = _real(left), _real(right)
+            _, left, right = _meet(left, right)
         return _binary("truth", function, left, right)
 
     return make
@@ -156,7 +145,7 @@ def _whole_beside(term: Term, other: Term) -> Term:
     """A real constant without a fraction, beside a whole term: whole, so that they compare exactly."""
     if other.kind == "whole" and term.kind == "real" and term.run is None:
         value = float(term.value)
-        if value.is_integer() and abs(value) < _WHOLE_LIMIT:
+        if value.is_integer() and abs(value) < WHOLE_LIMIT:
             return Term("whole", int(value))
     return term
 
@@ -171,7 +160,8 @@ def _extreme(before: Callable[[Any, Any], Any]) -> Binary:
     def make(left: Term, right: Term) -> Term:
         if left.kind == right.kind == "whole":
             return _binary("whole", choose, left, right, max(left.limit, right.limit), fold)
-        return _binary("real", choose, _real(left), _real(right), fold=fold)
+        kind, left, right = _meet(left, right)
+        return _binary(kind, choose, left, right, fold=fold)
 
     return make
 
@@ -193,15 +183,23 @@ def _negation(term: Term) -> Term:
     return Term("truth", run=lambda s: ~inner(s), reads=term.reads)
 
 
-def _divide(a: Tensor | Number, b: Tensor | Number) -> Tensor:
+def _zero_or_one(term: Term) -> Term:
+    inner = term.run
+    if inner is None:
+        return Term("whole", int(term.value), limit=1)
+    return Term("whole", run=lambda s: inner(s).long(), limit=1, reads=term.reads)
+
+
+def _divide(a: Any, b: Any) -> Tensor:
     # A number over a tensor would be computed as a product with the reciprocal, rounded twice.
-    return torch.div(a if isinstance(a, Tensor) else torch.tensor(a, dtype=torch.float32), b)
+    return torch.div(a if isinstance(a, Tensor) else torch.tensor(a, dtype=b.dtype), b)
 
 
 def _modulo(a: Any, b: Any) -> Tensor:
     # In double: the vectorised fmod of float32 is inexact for quotients beyond 1e38, the scalar one is not.
+    dtype = a.dtype if isinstance(a, Tensor) else b.dtype
     a, b = (x.double() if isinstance(x, Tensor) else x for x in (a, b))
-    return torch.remainder(a, b).float()
+    return torch.remainder(a, b).to(dtype)
 
 
 def _divide_numbers(a: float, b: float) -> float:
@@ -219,6 +217,7 @@ _LOGIC: Mapping[str, Binary] = {
     "and": _connective(operator.and_, neutral=True),
     "or": _connective(operator.or_, neutral=False),
 }
+_UNARY_LOGIC: Mapping[str, Callable[[Term], Term]] = {"not": _negation, "bool": _zero_or_one}
 _UNARY: Mapping[str, Callable[[Any], Any]] = {"neg": operator.neg, "abs": abs}
 _BINARY: Mapping[str, Binary] = {
     "+": _arithmetic(operator.add, operator.add),

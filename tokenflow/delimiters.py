@@ -1,0 +1,84 @@
+"""Texts in rules as token ids: what ``at("\\n\\n")`` and ``follows("\\n\\n")`` look for in an output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tokenflow.dsl.ir import Expr, RecipeIR, RuleIR
+from tokenflow.dsl.tree import rewrite, walk
+from tokenflow.dsl.wording import key_path, show
+from tokenflow.errors import Problem, RecipeError
+from tokenflow.text.tokenizer import Tokenizer
+
+Sequences = tuple[tuple[int, ...], ...]
+"""Token id sequences, any of which will do."""
+
+
+def resolve_texts(recipe: RecipeIR, tokenizer: Tokenizer) -> RecipeIR:
+    """The recipe with token ids in place of the texts of its rules.
+
+    ``at`` gets every id whose text contains the text, ``follows`` every id whose text ends in it; both get
+    the ids that spell it, where it takes several.  Special tokens have no text, so they count only where a
+    rule names one as it is written.
+
+    :param tokenizer: of the entry model; the vocabulary is the same for all.
+    :raises RecipeError: with every rule that has a text that no ids spell.
+    """
+    texts = {
+        node
+        for rules in recipe.routes.values()
+        for rule in rules
+        for node in walk(rule.when)
+        if node[0] in ("at", "follows") and isinstance(node[1], str)
+    }
+    if not texts:
+        return recipe
+    pieces = _pieces(tokenizer)
+    found = {node: _sequences(str(node[0]), str(node[1]), tokenizer, pieces) for node in texts}
+    problems = []
+    for model, rules in recipe.routes.items():
+        for index, rule in enumerate(rules):
+            for node in dict.fromkeys(walk(rule.when)):
+                if node in found and not found[node]:
+                    message = (
+                        f"no token ids of the vocabulary spell {show(node[1])}: the output never reaches it"
+                    )
+                    path = key_path(("routes", model, index))
+                    problems.append(Problem(recipe.source or "<recipe>", 0, 0, path, message))
+    if problems:
+        raise RecipeError(problems)
+    resolved: dict[Expr, Expr] = {node: (node[0], sequences) for node, sequences in found.items()}
+
+    def with_ids(rule: RuleIR) -> RuleIR:
+        return replace(rule, when=rewrite(rule.when, lambda leaf: resolved.get(leaf, leaf)))
+
+    routes = {model: tuple(map(with_ids, rules)) for model, rules in recipe.routes.items()}
+    return replace(recipe, routes=routes)
+
+
+def _pieces(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """What each id adds to a text that it does not begin; ids without a text are left out."""
+    ids = (i for i, token in enumerate(tokenizer.tokens) if token is not None)
+    return {i: tokenizer.piece(i) for i in ids if i not in tokenizer.special_ids}
+
+
+def _sequences(node: str, text: str, tokenizer: Tokenizer, pieces: Mapping[int, bytes]) -> Sequences:
+    """The sequences for a text; none if no ids spell it."""
+    wanted = text.encode()
+    named = {i for i in tokenizer.special_ids if tokenizer.tokens[i] == text}
+    fits = bytes.__contains__ if node == "at" else bytes.endswith
+    singles = sorted(named | {i for i, piece in pieces.items() if fits(piece, wanted)})
+    spelled = _spelled(text, tokenizer)
+    if not singles and not spelled:
+        return ()
+    return (*((i,) for i in singles), *([spelled] if len(spelled) > 1 else []))
+
+
+def _spelled(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The fewest last ids of the encoded text that end in it: some tokenizers put a space before a text."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    for start in reversed(range(len(ids))):
+        if b"".join(map(tokenizer.piece, ids[start:])).endswith(text.encode()):
+            return tuple(ids[start:])
+    return ()

@@ -1,0 +1,46 @@
+"""The shape of a recipe file as JSON Schema, for editors that complete and check while one writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tokenflow.dsl.schema import NAME, Recipe
+from tokenflow.types import ModelConfig
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def recipe_schema() -> str:
+    """The schema as JSON text.  It knows keys and types; ``tokenflow check`` knows meanings as well."""
+    schema = _tidy(Recipe.model_json_schema())
+    model = schema["$defs"]["Model"]
+    for name, text in _settings().items():
+        model["properties"][name]["description"] = text
+    models = schema["properties"]["models"]
+    models["additionalProperties"] = {
+        "anyOf": [{"type": "string", "minLength": 1}, {"$ref": "#/$defs/Model"}]
+    }
+    for key in ("models", "heads"):
+        schema["properties"][key]["propertyNames"] = {"pattern": NAME}
+    return json.dumps({"$schema": DIALECT, "title": "tokenflow recipe", **schema}, indent=2) + "\n"
+
+
+def _tidy(schema: Any) -> Any:
+    """Without titles, which repeat the keys, and without defaults that nobody can write."""
+    if isinstance(schema, list):
+        return [_tidy(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: {name: _tidy(item) for name, item in value.items()} if key == "properties" else _tidy(value)
+        for key, value in schema.items()
+        if key != "title" and not (key == "default" and value in ("", 0, None, {}) and value is not False)
+    }
+
+
+def _settings() -> dict[str, str]:
+    """What each model setting means, from where the settings are defined."""
+    entries = re.findall(r":param (\w+): (.+?)(?=\n\s*:param|\Z)", ModelConfig.__doc__ or "", re.DOTALL)
+    return {name: " ".join(text.replace("``", "").split()) for name, text in entries}
