@@ -46,7 +46,7 @@ def test_an_object_is_frozen_after_it_was_made() -> None:
 def test_an_attribute_that_is_missing_is_named_with_what_may_be_meant() -> None:
     with pytest.raises(AttributeError, match=r"^Entropy has no attribute 'tua' \(did you mean \"tau\"\?\)$"):
         _ = made().tua
-    with pytest.raises(AttributeError, match="^Entropy has no attribute 'zzzzz'$"):
+    with pytest.raises(AttributeError, match=r"^Entropy has no attribute 'zzzzz'$"):
         _ = made().zzzzz
 
 

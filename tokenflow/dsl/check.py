@@ -102,6 +102,9 @@ def _check_routes(document: Document, models: dict[str, Any]) -> dict[str, set[s
     for name, rules in mapping(routes).items():
         if name not in models:
             document.report(("routes", name), _unknown_model(name, models), at_key=True)
+        if rules and name in document.python and document.python[name].routes:
+            message = "the model has a route in Python, which takes the place of rules: remove one of them"
+            document.report(("routes", name), message, at_key=True)
         wrong |= name not in models or not isinstance(rules, list)
     for name, index, rule in rules_of(document):
         path: Path = ("routes", name, index, "to")
@@ -142,7 +145,7 @@ def _check_draw(document: Document, models: dict[str, Any]) -> None:
         if name not in draw:
             message = "it has no weight in draw: give it one (0 keeps it out), or remove the model"
             document.report(("models", name), message, at_key=True)
-    if document.data.get("routes") or any(python.routes for python in document.python.values()):
+    if document.data.get("routes"):
         message = "draw decides after every token, so there are no other rules: remove one of the two"
         document.report(("routes",), message, at_key=True)
 

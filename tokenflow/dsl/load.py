@@ -13,6 +13,7 @@ from tokenflow.dsl.ir import BatchingIR, BudgetIR, HeadIR, ModelIR, RecipeIR
 from tokenflow.dsl.meaning import Meaning
 from tokenflow.dsl.overrides import apply_overrides
 from tokenflow.dsl.paths import head_path, model_path
+from tokenflow.dsl.recipe import Recipe as PythonRecipe
 from tokenflow.dsl.schema import Recipe, validate
 from tokenflow.dsl.source import Document, read_file, read_mapping
 from tokenflow.errors import RecipeError
@@ -20,17 +21,24 @@ from tokenflow.types import ModelConfig
 
 
 def load_recipe(
-    source: str | os.PathLike[str] | Mapping[str, Any], overrides: Sequence[str] = ()
+    source: str | os.PathLike[str] | Mapping[str, Any] | PythonRecipe, overrides: Sequence[str] = ()
 ) -> RecipeIR:
     """Load a recipe and check all of it.
 
-    :param source: a YAML file, or a mapping of the same shape.
+    :param source: a YAML file, a mapping of the same shape, a Python file, or a recipe made in Python.
     :param overrides: changes as ``key.path=value``, applied in order before anything is checked.
     :raises RecipeError: with every problem found.
     """
     if isinstance(source, Mapping):
         return compile_document(read_mapping(source), overrides, "")
-    return compile_document(read_file(source), overrides, os.fspath(source))
+    if isinstance(source, PythonRecipe):
+        return source.compile(overrides=overrides)
+    name = os.fspath(source)
+    if name.endswith(".py"):
+        from tokenflow.dsl.python import load_python  # which needs compile_document
+
+        return load_python(name, overrides)
+    return compile_document(read_file(name), overrides, name)
 
 
 def compile_document(document: Document, overrides: Sequence[str], source: str) -> RecipeIR:
@@ -69,6 +77,9 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
         for name in recipe.models
     }
     weights = {name: meaning.weights[name] for name in recipe.models if name in meaning.weights}
+    if weights:
+        routes = sugar.draw_rules(recipe.models, weights)
+    routes |= {name: () for name, python in document.python.items() if python.routes}
     heads = {
         name: HeadIR(
             name,
@@ -85,7 +96,7 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
         name=recipe.name,
         entry=recipe.entry or next(iter(weights)),
         models=models,
-        routes=sugar.draw_rules(recipe.models, weights) if weights else routes,
+        routes=routes,
         batching=BatchingIR(policy, thresholds),
         params=dict(recipe.params),
         python=dict(document.python),

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from yaml.scanner import Scanner
 
+from tokenflow.dsl.ir import PythonIR
 from tokenflow.dsl.wording import Path, closest, key_path, printable, show
 from tokenflow.errors import Problem, RecipeError
 
@@ -42,12 +43,16 @@ class Spot:
 
 @dataclass(slots=True)
 class Document:
-    """A recipe as plain data, the spots of its keys and values, and the problems found so far."""
+    """A recipe as plain data, the spots of its keys and values, and the problems found so far.
+
+    ``python`` holds what else is said of a model, in Python.
+    """
 
     data: dict[str, Any]
     keys: dict[Path, Spot] = field(default_factory=dict)
     values: dict[Path, Spot] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    python: dict[str, PythonIR] = field(default_factory=dict)
 
     def spot(self, path: Path) -> Spot:
         """Where the value at ``path`` was written, or the nearest value around it."""
@@ -132,6 +137,17 @@ def read_mapping(recipe: Mapping[Any, Any]) -> Document:
     return document
 
 
+def no_such_file(name: str) -> RecipeError:
+    """The error for a recipe file that does not exist, with the name of one beside it that does."""
+    missing = FilePath(name)
+    files = [path for path in missing.parent.glob("*.*") if path.suffix in (".yaml", ".py")]
+    files.sort(key=lambda path: (path.suffix == missing.suffix, path))
+    siblings = {path.stem: str(path) for path in files}
+    near = closest(missing.stem, siblings)
+    hint = f' (did you mean "{siblings[near]}"?)' if near is not None else ""
+    return _unreadable(name, f"no such file{hint}")
+
+
 def read_value(text: str) -> object:
     """Read one YAML value, as in ``--set key=value``.
 
@@ -186,10 +202,7 @@ def _read_text(name: str) -> str:
         with FilePath(name).open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        siblings = {path.stem: str(path) for path in sorted(FilePath(name).parent.glob("*.yaml"))}
-        near = closest(FilePath(name).stem, siblings)
-        hint = f' (did you mean "{siblings[near]}"?)' if near is not None else ""
-        raise _unreadable(name, f"no such file{hint}") from None
+        raise no_such_file(name) from None
     except (OSError, ValueError) as error:
         raise _unreadable(name, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(raw) > MAX_BYTES:
