@@ -10,6 +10,9 @@ from __future__ import annotations
 from hashlib import blake2b
 from struct import pack
 
+DRAW = "draw"
+"""Purpose of the number that routing rules see: one per output position, whichever model asks (model 0)."""
+
 _64_BITS = 2**64 - 1
 
 

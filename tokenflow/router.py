@@ -20,8 +20,10 @@ from tokenflow.actors.sequence import Limits
 from tokenflow.actors.sequence import Sequence as Request
 from tokenflow.actors.system import ActorSystem, Observer
 from tokenflow.dsl.ir import RecipeIR
+from tokenflow.dsl.weights import first_writer
 from tokenflow.errors import ContextTooLong, InvalidRequest, RouterClosed
 from tokenflow.members import Members, load_members
+from tokenflow.random import DRAW, uniform
 from tokenflow.response import Reader, Response
 from tokenflow.types import Completion, SamplingParams
 
@@ -238,6 +240,12 @@ class Router:
         if not sampling.ignore_eos:
             stop_ids.update(self._members.eos_token_ids)
         return Limits(max_tokens=sampling.max_tokens or room, stop_ids=frozenset(stop_ids))
+
+    def _first(self, seed: int, choice: int, params: tuple[float, ...]) -> int:
+        """Code of the model that writes the first token; in an ensemble it is drawn as all others are."""
+        values = dict(zip(self.recipe.params, params, strict=True))
+        name = first_writer(self.recipe, values, uniform(seed, choice, 0, 0, DRAW))
+        return self.recipe.model(name).code
 
     def _param_values(self, given: Mapping[str, float]) -> tuple[float, ...]:
         for name, value in given.items():

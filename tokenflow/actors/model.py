@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tokenflow.actors.budgets import Budgets
+from tokenflow.actors.handoff import Handoffs
 from tokenflow.actors.mailbox import Mailbox
 from tokenflow.actors.process import WorkerProcess
 from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.dsl.ir import ModelIR, RecipeIR
-from tokenflow.dsl.messages import PeerReq, send
+from tokenflow.dsl.messages import PeerReq
 from tokenflow.errors import EngineError, ProtocolError, RouteFailed, TokenflowError, rebuild
 from tokenflow.types import FinishReason
 from tokenflow.wire.messages import Open, Row, RowDone, Step, StepDone
@@ -32,8 +33,8 @@ class System(Protocol):
     budgets: Budgets
     """What each model may still write."""
 
-    def deliver(self, peer: int, sequence: Sequence, request: PeerReq) -> None:
-        """Pass a hand-off to the actor of model ``peer``."""
+    def deliver(self, sender: int, peer: int, sequence: Sequence, request: PeerReq) -> None:
+        """Pass a hand-off from the actor of model ``sender`` to that of model ``peer``."""
 
     def rewind(self, sequence: Sequence, length: int) -> None:
         """Take back all but the first ``length`` tokens of a request, everywhere."""
@@ -78,13 +79,13 @@ class ModelActor:
         self.threshold = 1
         self.counters = Counters()
         self._recipe = recipe
-        self._rules = recipe.routes.get(model.name, ())
+        self._handoffs = Handoffs(recipe, model)
         self._entry = recipe.model(recipe.entry).code
         self._system = system
         self._slots = slots
         self._mailbox: Mailbox[Sequence] = Mailbox(lambda: self.threshold, self._patience_s)
         self._admitted: asyncio.Queue[tuple[Sequence, int]] = asyncio.Queue()
-        self._arrivals: asyncio.Queue[tuple[Sequence, int, PeerReq]] = asyncio.Queue()
+        self._arrivals: asyncio.Queue[tuple[Sequence, int, int, PeerReq]] = asyncio.Queue()
         self._news: list[Sequence] = []
         self._sent: dict[int, int] = {}
         self._drops: list[int] = []
@@ -95,9 +96,9 @@ class ModelActor:
         """Take a new request, or one that is rebuilt here, from the client side."""
         self._admitted.put_nowait((sequence, sequence.epoch))
 
-    def receive(self, sequence: Sequence, request: PeerReq) -> None:
+    def receive(self, sender: int, sequence: Sequence, request: PeerReq) -> None:
         """Take a hand-off from another model."""
-        self._arrivals.put_nowait((sequence, sequence.epoch, request))
+        self._arrivals.put_nowait((sequence, sequence.epoch, sender, request))
 
     def forget(self, sequence: Sequence) -> None:
         """The request is over or is rebuilt: nothing of it shall stay here."""
@@ -135,7 +136,7 @@ class ModelActor:
     async def peer_loop(self) -> None:
         """Take requests over from other models; by default every token they bring is accepted."""
         while True:
-            sequence, epoch, request = await self._arrivals.get()
+            sequence, epoch, sender, request = await self._arrivals.get()
             if not self._current(sequence, epoch):
                 continue
             if request.loc != len(sequence.tokens):
@@ -143,6 +144,13 @@ class ModelActor:
                     f"model {self.model.name!r} got {request.loc} tokens of request {sequence.id}, "
                     f"which has {len(sequence.tokens)}"
                 )
+            try:
+                kept = self._handoffs.receive(sequence, request, sender)
+            except RouteFailed as error:
+                self._system.finish(sequence, error=error)
+                continue
+            if kept < len(sequence.tokens):
+                self._take_back(sequence, kept)
             self._mailbox.put(sequence)
 
     async def decode_loop(self) -> None:
@@ -223,8 +231,7 @@ class ModelActor:
                 continue
             if row.state:
                 sequence.states[self.model.code] = row.state
-            if row.position < len(sequence.tokens):
-                self._take_back(sequence, row)
+            self._check_position(sequence, row)
             self._settle(sequence, row)
         self._news.extend(batch.values())
 
@@ -232,18 +239,22 @@ class ModelActor:
         """Whether what was said of a request still holds: it is not over, and not being rebuilt."""
         return sequence.phase is Phase.ACTIVE and sequence.epoch == epoch
 
-    def _take_back(self, sequence: Sequence, row: RowDone) -> None:
-        """Checked tokens from ``row.position`` on were not what this model would have written."""
+    def _check_position(self, sequence: Sequence, row: RowDone) -> None:
+        """A worker samples at the end of a request, or where it takes back tokens that it was to check."""
         length = len(sequence.tokens)
-        if length - row.position > (sequence.tentative if self.model.config.verify else 0):
+        if not 0 <= length - row.position <= (sequence.tentative if self.model.config.verify else 0):
             raise EngineError(
-                f"model {self.model.name!r} sampled position {row.position} of a request with {length} tokens, "
-                f"of which {sequence.tentative} are tentative"
+                f"model {self.model.name!r} sampled position {row.position} of a request with {length} "
+                f"tokens, of which {sequence.tentative} are tentative"
             )
-        # The worker has taken them back itself.
-        self._sent[sequence.id] = row.position
-        self._system.rewind(sequence, row.position)
-        sequence.dropped += length - row.position
+        if row.position < length:
+            # The worker has taken them back already.
+            self._sent[sequence.id] = row.position
+            self._take_back(sequence, row.position)
+
+    def _take_back(self, sequence: Sequence, length: int) -> None:
+        sequence.dropped += len(sequence.tokens) - length
+        self._system.rewind(sequence, length)
 
     def _settle(self, sequence: Sequence, row: RowDone) -> None:
         """The order after each decode step: stay and commit, or send, and commit if the token was kept."""
@@ -252,35 +263,30 @@ class ModelActor:
         if peer == here or not budgets.allows(sequence, peer):
             if not self._commit(sequence, row):
                 return
-            if budgets.allows(sequence, here):
-                if self._system.grew(sequence):
-                    self._mailbox.put(sequence)
-                return
-            peer = self._entry
-            kept, request = (
-                True,
-                PeerReq(sequence.id, sequence.tokens[sequence.seen.get(peer, 0) :], len(sequence.tokens)),
-            )
-        else:
-            request = send(
-                sequence.id,
-                sequence.tokens,
-                row.token,
-                sequence.seen.get(peer, 0),
-                self._rules[row.rule].send,
-            )
-            kept = request.loc == len(sequence.tokens) + 1
-            if kept and not self._commit(sequence, row):
-                return
-        if not kept:
+            if not budgets.allows(sequence, here):
+                self._hand_over(sequence, self._entry, self._handoffs.send_all(sequence, self._entry))
+            elif self._system.grew(sequence):
+                self._mailbox.put(sequence)
+            return
+        try:
+            request = self._handoffs.send(sequence, row, peer)
+        except RouteFailed as error:
+            self._system.finish(sequence, error=error)
+            return
+        if request.loc <= len(sequence.tokens):
             sequence.dropped += 1
             sequence.gave_up.add(here)
+        elif not self._commit(sequence, row):
+            return
+        self._hand_over(sequence, peer, request)
+
+    def _hand_over(self, sequence: Sequence, peer: int, request: PeerReq) -> None:
         if peer in sequence.gave_up:
             self._system.finish(sequence, error=self._livelock(sequence, peer))
             return
         sequence.move(peer)
-        if not kept or self._system.grew(sequence):
-            self._system.deliver(peer, sequence, request)
+        if self._system.grew(sequence):
+            self._system.deliver(self.model.code, peer, sequence, request)
 
     def _commit(self, sequence: Sequence, row: RowDone) -> bool:
         """Commit a token; answers whether the response goes on."""

@@ -51,12 +51,13 @@ class Sequence:
     """A request as its actors see it.
 
     ``id`` is internal and rises with submission, so a larger one is younger.  ``tokens`` holds the prompt
-    and the committed output; ``writers`` the model code of each output token, ``written`` their
-    counts, ``logprobs`` and ``tops`` what was reported for them.  The first ``final`` output tokens are final: shown, billed, able to
-    end the response.  In a recipe with ``rollback`` the rest is tentative and may be taken back; without,
-    there is no rest.  ``epoch`` rises whenever the request is rebuilt, which makes answers to earlier
-    steps recognisably stale.  ``holder`` is the code of the model whose turn it is and ``arrived`` the
-    output length when it got there.  ``seen`` maps a model code to how many leading tokens that model has
+    and the committed output; ``writers`` the model code of each output token, ``written`` their counts,
+    ``logprobs`` and ``tops`` what was reported for them.  The first ``final`` output tokens are final:
+    shown, billed, able to end the response.  In a recipe with ``rollback`` the rest is tentative and may
+    be taken back; without, there is no rest.  ``epoch`` rises whenever the request is rebuilt, which makes
+    answers to earlier steps recognisably stale.  ``holder`` is the code of the model whose turn it is and
+    ``arrived`` the output length when it got there.  ``seen`` maps a model code to how many leading tokens
+    that model has
     been told of, ``states`` to what its rules' windows and momentums hold.  ``gave_up`` are the codes
     that dropped a token at the current position.
     """

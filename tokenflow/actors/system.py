@@ -18,11 +18,11 @@ from tokenflow.actors.model import ModelActor
 from tokenflow.actors.process import WorkerProcess
 from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.thresholds import feasible
-from tokenflow.dsl.ir import ModelIR, RecipeIR
+from tokenflow.dsl.ir import ModelIR, PythonIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
 from tokenflow.errors import ModelLoadError, RequestCancelled, RouterClosed, TokenflowError
 from tokenflow.types import FinishReason
-from tokenflow.wire.messages import VERSION, Hello, Ready, RouteRule, Step, StepDone
+from tokenflow.wire.messages import VERSION, HeadSpec, Hello, PythonSpec, Ready, RouteRule, Step, StepDone
 
 Observer = Callable[[str, Step, StepDone], None]
 
@@ -132,9 +132,9 @@ class ActorSystem:
         if sequence.phase is not Phase.FINISHED:
             self.finish(sequence, error=RequestCancelled("the request was cancelled"))
 
-    def deliver(self, peer: int, sequence: Sequence, request: PeerReq) -> None:
-        """Pass a hand-off to the actor of model ``peer``."""
-        self.actors[peer].receive(sequence, request)
+    def deliver(self, sender: int, peer: int, sequence: Sequence, request: PeerReq) -> None:
+        """Pass a hand-off from the actor of model ``sender`` to that of model ``peer``."""
+        self.actors[peer].receive(sender, sequence, request)
 
     def rewind(self, sequence: Sequence, length: int) -> None:
         """Take back all but the first ``length`` tokens of a request, everywhere."""
@@ -213,17 +213,24 @@ class ActorSystem:
             self.finish(sequence, error=type(error)(str(error)))
 
     def _hello(self, model: ModelIR) -> Hello:
-        codes = {other.name: other.code for other in self.recipe.models}
-        rules = self.recipe.routes.get(model.name, ())
+        recipe = self.recipe
+        codes = {other.name: other.code for other in recipe.models}
         return Hello(
             version=VERSION,
             model=model.name,
             code=model.code,
             config=model.config,
-            rules=tuple(RouteRule(rule.when, codes[rule.to]) for rule in rules),
-            params=tuple(self.recipe.params),
+            rules=tuple(RouteRule(rule.when, codes[rule.to]) for rule in recipe.routes.get(model.name, ())),
+            params=tuple(recipe.params),
             vocab_limit=self._vocab_limit,
             eos_token_ids=self._eos_token_ids,
+            heads=tuple(
+                HeadSpec(head.name, head.kind, head.path, head.threshold)
+                for head in recipe.heads.values()
+                if head.model == model.name
+            ),
+            python=_python_spec(recipe.python.get(model.name), codes),
+            models=len(recipe.models),
         )
 
     def _check(self, model: ModelIR, facts: Ready) -> None:
@@ -260,3 +267,11 @@ async def _all_ready(workers: list[WorkerProcess], tasks: TaskGroup) -> list[Rea
     if failures:
         raise failures[0]
     return [ready[index] for index in range(len(workers))]
+
+
+def _python_spec(python: PythonIR | None, codes: Mapping[str, int]) -> PythonSpec | None:
+    """What the worker imports of a model's Python; None where rules decide."""
+    if python is None or not python.routes:
+        return None
+    peer = 0 if python.peer is None else codes[python.peer]
+    return PythonSpec(python.file, python.route or "", python.router or "", peer)

@@ -19,7 +19,7 @@ import torch
 from tokenflow.engines.base import Engine, Extend
 from tokenflow.engines.load import load_engine
 from tokenflow.engines.sampling import Sampler, unusable_rows
-from tokenflow.errors import EngineError, NonFiniteLogits, ProtocolError, TokenflowError
+from tokenflow.errors import EngineError, NonFiniteLogits, ProtocolError, RouteFailed, TokenflowError
 from tokenflow.settings import settings
 from tokenflow.wire.channel import WorkerChannel
 from tokenflow.wire.messages import (
@@ -150,7 +150,10 @@ class Worker:
             kept = self._check([resident for _, resident in complete], logits)
             logits, hidden = logits[kept], hidden[kept]
         sampled = self._sampler(logits, [resident.draw for _, resident in complete])
-        decided = self._route(complete, [token for token, _, _ in sampled], logits, hidden)
+        try:
+            decided = self._route(complete, [token for token, _, _ in sampled], logits, hidden)
+        except RouteFailed as error:
+            return done, failed + [_route_failed(row, resident, error) for row, resident in complete]
         for (row, resident), (token, logprob, top), decision in zip(complete, sampled, decided, strict=True):
             done.append(
                 RowDone(
@@ -216,3 +219,8 @@ def _extend(resident: Resident, share: int) -> Extend:
     if resident.pending:
         return Extend(resident.slot, tokens, "none")
     return Extend(resident.slot, tokens, "last" if not resident.check else "all")
+
+
+def _route_failed(row: Row, resident: Resident, error: RouteFailed) -> RowFailed:
+    text = f"{error} (at output position {resident.position})"
+    return RowFailed(row.handle, row.epoch, resident.fed, type(error).__name__, text)

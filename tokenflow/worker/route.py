@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from tokenflow.engines.base import Engine
-from tokenflow.random import uniform
-from tokenflow.routing.heads import Head, find_defer_id, load_head
+from tokenflow.random import DRAW, uniform
+from tokenflow.routing.heads import Comparison, Head, find_defer_id, load_head
+from tokenflow.routing.python import TAIL, PythonRoute
 from tokenflow.routing.rules import compile_rules
 from tokenflow.routing.signals import Signals
 from tokenflow.wire.messages import Hello, Row
 from tokenflow.worker.residents import Resident
-
-DRAW = "draw"
-"""Purpose of the random number that rules see: one per output position, whichever model asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,89 +31,122 @@ class Decision:
 
 
 class Route:
-    """The compiled routing of one model.
+    """The compiled routing of one model: its rules, or its route in Python.
 
     ``excluded`` are ids that are no words of the vocabulary (a deferral row): never sampled, and outside
     every softmax.
+
+    :raises ModelLoadError: if a head or a Python route cannot be loaded.
     """
 
     def __init__(self, hello: Hello, engine: Engine) -> None:
-        self._hello = hello
-        self._heads = {
-            head.name: load_head(
-                head.kind,
-                Path(head.path or hello.config.path),
-                embeddings=engine.embeddings,
-                hidden_size=engine.info.hidden_size,
-                device=torch.device(engine.info.device),
-            )
-            for head in hello.heads
-        }
+        heads = load_heads(hello, engine)
         defer = find_defer_id(Path(hello.config.path))
-        ids = {id for head in self._heads.values() for id in head.excluded} | ({defer} - {None})
-        self.excluded = tuple(sorted(ids))
+        ids = {token for head in heads.values() for token in head.excluded}
+        self.excluded = tuple(sorted(ids if defer is None else ids | {defer}))
         self._excluded = torch.tensor(self.excluded, device=engine.info.device) if self.excluded else None
-        self._rules = compile_rules(hello.rules, hello.params, self._heads)
+        self._params = hello.params
+        self._destinations = [rule.destination for rule in hello.rules]
+        self._rules = compile_rules(hello.rules, hello.params, heads)
+        self._python = (
+            PythonRoute(hello.python, hello.model, hello.code, hello.models, hello.params, heads)
+            if hello.python is not None
+            else None
+        )
 
     def __call__(
-        self,
-        rows: Sequence[tuple[Row, Resident]],
-        tokens: Sequence[int],
-        logits: Tensor,
-        hidden: Tensor,
+        self, rows: Sequence[tuple[Row, Resident]], tokens: Sequence[int], logits: Tensor, hidden: Tensor
     ) -> list[Decision]:
-        """Decide for each row, which has just got its token; ``logits`` [B, V] are raw, ``hidden`` is [B, H]."""
-        if not self._hello.rules:
+        """Decide for each row, which has just got its token.
+
+        :param logits: raw, float32 [B, V].
+        :param hidden: after the final norm, [B, H].
+        :raises RouteFailed: if a route in Python fails.
+        """
+        if self._python is None and not self._destinations:
             return [Decision(-1, 0)] * len(rows)
-        signals = self._signals([resident for _, resident in rows], rows, tokens, logits, hidden)
+        signals = self._signals(rows, tokens, logits, hidden)
+        if self._python is not None:
+            values = [resident.settings.params for _, resident in rows]
+            return [Decision(-1, code) for code in self._python(signals, values)]
         fired: list[int] = self._rules(signals).tolist()
         if self._rules.state:
             for (_, resident), state in zip(rows, self._rules.advance(signals).tolist(), strict=True):
                 resident.state = state
-        return [Decision(rule, self._hello.rules[rule].destination if rule >= 0 else 0) for rule in fired]
+        return [Decision(rule, self._destinations[rule] if rule >= 0 else 0) for rule in fired]
 
     def _signals(
-        self,
-        residents: Sequence[Resident],
-        rows: Sequence[tuple[Row, Resident]],
-        tokens: Sequence[int],
-        logits: Tensor,
-        hidden: Tensor,
+        self, rows: Sequence[tuple[Row, Resident]], tokens: Sequence[int], logits: Tensor, hidden: Tensor
     ) -> Signals:
-        """What the rules read, and nothing else."""
-        rules, device = self._rules, logits.device
-        needs = rules.signals
+        """What the rules read and nothing else; everything for a route in Python."""
+        rules, everything, device = self._rules, self._python is not None, logits.device
+        residents = [resident for _, resident in rows]
 
         def column(values: Sequence[object], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 
-        params = {}
-        if rules.params:
+        def needed(name: str) -> bool:
+            return everything or name in rules.signals
+
+        tail = TAIL if everything else rules.tail
+        params, blank = {}, [0.0] * rules.state
+        if self._params and (everything or rules.params):
             values = column([resident.settings.params for resident in residents], torch.float32)
-            params = {name: values[:, index] for index, name in enumerate(self._hello.params)}
-        blank = [0.0] * rules.state
+            params = {name: values[:, index] for index, name in enumerate(self._params)}
+        positions = [resident.position for resident in residents] if needed("position") else None
+        runs = [row.run_length + 1 for row, _ in rows] if needed("run_length") else None
+        draws = [draw(resident) for resident in residents] if needed("draw") else None
+        tails = [resident.tail(tail) for resident in residents] if tail else None
+        states = [resident.state or blank for resident in residents] if rules.state else None
         return Signals(
             logits=logits,
             tokens=column(tokens, torch.int64),
-            positions=column([resident.position for resident in residents], torch.int64)
-            if "position" in needs
-            else None,
-            run_lengths=column([row.run_length + 1 for row, _ in rows], torch.int64)
-            if "run_length" in needs
-            else None,
+            positions=None if positions is None else column(positions, torch.int64),
+            run_lengths=None if runs is None else column(runs, torch.int64),
             params=params,
             excluded=self._excluded,
-            draws=column([draw(resident) for resident in residents], torch.float64)
-            if "draw" in needs
-            else None,
-            hidden=hidden if rules.heads else None,
-            tails=column([resident.tail(rules.tail) for resident in residents], torch.int64)
-            if rules.tail
-            else None,
-            state=column([resident.state or blank for resident in residents], torch.float64)
-            if rules.state
-            else None,
+            draws=None if draws is None else column(draws, torch.float64),
+            hidden=hidden if everything or rules.heads else None,
+            tails=None if tails is None else column(tails, torch.int64),
+            state=None if states is None else column(states, torch.float64),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Rethresholded:
+    """A head whose threshold the recipe sets."""
+
+    head: Head
+    threshold: float | None
+
+    @property
+    def excluded(self) -> tuple[int, ...]:
+        """See :class:`tokenflow.routing.heads.Head`."""
+        return self.head.excluded
+
+    @property
+    def comparison(self) -> Comparison:
+        """See :class:`tokenflow.routing.heads.Head`."""
+        return self.head.comparison
+
+    def score(self, hidden: Tensor, tokens: Tensor, logits: Tensor) -> Tensor:
+        """See :class:`tokenflow.routing.heads.Head`."""
+        return self.head.score(hidden, tokens, logits)
+
+
+def load_heads(hello: Hello, engine: Engine) -> dict[str, Head]:
+    """The router heads that a model's routing reads; a threshold of the recipe replaces the stored one."""
+    heads: dict[str, Head] = {}
+    for spec in hello.heads:
+        head = load_head(
+            spec.kind,
+            Path(spec.path or hello.config.path),
+            embeddings=engine.embeddings,
+            hidden_size=engine.info.hidden_size,
+            device=torch.device(engine.info.device),
+        )
+        heads[spec.name] = head if spec.threshold is None else Rethresholded(head, spec.threshold)
+    return heads
 
 
 def draw(resident: Resident) -> float:
