@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -21,6 +22,7 @@ from tokenflow.dsl.ir import PythonIR, RecipeIR, to_json
 from tokenflow.dsl.load import load_recipe
 from tokenflow.dsl.python import load_python
 from tokenflow.errors import RecipeError
+from tokenflow.wire.code import import_file
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -492,6 +494,14 @@ def test_a_recipe_that_runs_while_it_is_imported_is_refused() -> None:
         'recipe.py runs its recipe while it is imported: put that under if __name__ == "__main__":, because '
         "workers import the file, too"
     )
+
+
+def test_a_recipe_can_be_loaded_from_its_file_or_as_it_is(folder: Path) -> None:
+    recipe = dataclasses.replace(load(PAIR), params={"tau": 0.5})
+    overrides = ["params.tau=0.5"]
+    assert load_recipe("recipe.py", overrides) == recipe
+    itself = import_file("recipe.py").recipe
+    assert load_recipe(itself, overrides) == dataclasses.replace(recipe, source=str(folder / "recipe.py"))
 
 
 def test_an_edited_file_is_read_anew() -> None:

@@ -161,6 +161,12 @@ def test_the_file_that_is_being_imported_is_known(file: Path) -> None:
     assert importing() == ""
 
 
+def test_what_a_file_prints_goes_to_standard_error(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text("print('hello')\n")
+    import_file(str(file))
+    assert capsys.readouterr() == ("", "hello\n")
+
+
 def test_an_import_inside_an_import_knows_its_own_file(file: Path, tmp_path: Path) -> None:
     inner = tmp_path / "inner.py"
     inner.write_text("from tokenflow.wire.code import importing\nseen = importing()\n")

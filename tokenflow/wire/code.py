@@ -11,6 +11,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
@@ -54,7 +55,9 @@ def import_file(file: str) -> ModuleType:
     sys.modules[name] = module
     _importing.append(path)
     try:
-        exec(code, module.__dict__)
+        # Standard output belongs to the responses.
+        with redirect_stdout(sys.stderr):
+            exec(code, module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ImportFailed(file, line_of(error, path), 0, _import_fault(error, path)) from error
