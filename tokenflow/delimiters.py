@@ -39,13 +39,11 @@ def resolve_texts(recipe: RecipeIR, tokenizer: Tokenizer) -> RecipeIR:
     problems = []
     for model, rules in recipe.routes.items():
         for index, rule in enumerate(rules):
-            for node in dict.fromkeys(walk(rule.when)):
-                if node in found and not found[node]:
-                    message = (
-                        f"no token ids of the vocabulary spell {show(node[1])}: the output never reaches it"
-                    )
-                    path = key_path(("routes", model, index))
-                    problems.append(Problem(recipe.source or "<recipe>", 0, 0, path, message))
+            lost = (node[1] for node in walk(rule.when) if node in found and not found[node])
+            for text in dict.fromkeys(lost):
+                message = f"no token ids spell {show(text)}: the output can never reach it"
+                path = key_path(("routes", model, index))
+                problems.append(Problem(recipe.source or "<recipe>", 0, 0, path, message))
     if problems:
         raise RecipeError(problems)
     resolved: dict[Expr, Expr] = {node: (node[0], sequences) for node, sequences in found.items()}

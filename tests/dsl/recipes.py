@@ -1,4 +1,4 @@
-"""A recipe that is right, and what is said of it after a change that makes it wrong."""
+"""Recipes that are right, and what is said of them after a change that makes them wrong."""
 
 from __future__ import annotations
 
@@ -25,11 +25,49 @@ routes:
 batching: {policy: fixed, thresholds: {slm: 1, llm: 2}}
 """
 
+GATED = r"""
+name: gated
+entry: slm
+params: {tau: 0.5}
+models: {slm: owner/small, llm: owner/large}
+heads:
+  gate: {kind: r2r, path: owner/repo/sub/router.pt, threshold: 0.4}
+  defer: {kind: co_llm}
+routes:
+  slm:
+    - {when: head("gate") >= threshold("gate"), to: llm, send: drop_last}
+  llm:
+    - {when: head("defer") < tau, after: 3, at: "\n\n", to: slm, send: keep}
+""".strip()
+MIXED = """
+name: mixed
+params: {w: 0.2}
+models: {slm: owner/small, mid: owner/middle, llm: owner/large}
+draw: {slm: 0.5, mid: 0.3, llm: 0.2}
+budgets: {llm: {max_share: 0.25, max_tokens: 100}}
+""".strip()
+CHECKED = """
+name: checked
+entry: slm
+models:
+  slm: owner/small
+  llm: {path: owner/large, verify: true}
+rollback: 8
+routes:
+  slm: [{after: 4, to: llm, send: keep}]
+  llm: [{after: 1, to: slm, send: keep}]
+""".strip()
+
 
 def changed(old: str, new: str) -> str:
-    """The recipe with one piece of text replaced."""
-    assert PAIR.count(old) == 1, f"{old!r} occurs {PAIR.count(old)} times"
-    return PAIR.replace(old, new)
+    """The first recipe with one piece of text replaced."""
+    return replaced(PAIR, old, new)
+
+
+def replaced(text: str, old: str, new: str) -> str:
+    """A recipe with one piece of text replaced."""
+    assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times"
+    return text.replace(old, new)
 
 
 def problems(text: str | bytes, overrides: Sequence[str] = ()) -> list[str]:

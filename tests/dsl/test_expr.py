@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 
 from tokenflow.dsl.expr import SIGNALS, parse_condition, parse_weight
 from tokenflow.dsl.scan import MAX_DEPTH, MAX_LENGTH, ExpressionError
+from tokenflow.dsl.tree import walk
 
 ENTROPY, TAU = ("signal", "entropy"), ("param", "tau")
-NAMES = (
-    "signals: entropy, entropy_nats, confidence, margin, logprob, token, position, run_length; params: tau"
-)
+SIGNAL_NAMES = "entropy, entropy_nats, confidence, margin, logprob, token, position, run_length, draw"
+NAMES = f"signals: {SIGNAL_NAMES}; params: tau"
+FUNCTIONS = "functions: abs, max, min, head, threshold, at, follows, window, momentum"
+WINDOW = '"window" needs two arguments, the second a whole number from 1 to 64, as in window(entropy, 3)'
+MOMENTUM = '"momentum" needs two arguments, the second a number in [0, 1), as in momentum(entropy, 0.7)'
+ESCAPES = r"known: \n \t \r \b \f \\ \" \' \uXXXX"
+TEXT = "a text stands only inside head(...), threshold(...), at(...) or follows(...)"
 
 
 def number(value: float) -> tuple[object, ...]:
@@ -23,7 +28,7 @@ def number(value: float) -> tuple[object, ...]:
 
 def faults(text: str) -> list[tuple[int, str]]:
     with pytest.raises(ExpressionError) as caught:
-        parse_condition(text, ["tau"])
+        parse_condition(text, ["tau"], ["r2r"])
     return [(offset + 1, message) for offset, message in caught.value.faults]
 
 
@@ -61,6 +66,27 @@ def faults(text: str) -> list[tuple[int, str]]:
                 ("boolean", False),
             ),
         ),
+        ("draw < 0.5", ("<", ("signal", "draw"), number(0.5))),
+        ('head("r2r") >= threshold("r2r")', (">=", ("head", "r2r"), ("threshold", "r2r"))),
+        ("head('r2r') > 0", (">", ("head", "r2r"), number(0))),
+        (r'at("\n\n")', ("at", "\n\n")),
+        ("at('\n\n') or follows( 'a\tb' )", ("or", ("at", "\n\n"), ("follows", "a\tb"))),
+        (r'at("\"\'\\\u00e9\ud83d\ude42🙂")', ("at", "\"'\\é🙂🙂")),
+        ("at('</call>') and  entropy > tau", ("and", ("at", "</call>"), (">", ENTROPY, TAU))),
+        ("at('é') and entropy > tau and at('# x')", ("and", ("at", "é"), (">", ENTROPY, TAU), ("at", "# x"))),
+        ("window(entropy, 3) > tau", (">", ("window", ENTROPY, 3), TAU)),
+        (
+            "window(entropy < tau, 64) > momentum(-tau, 0)",
+            (">", ("window", ("bool", ("<", ENTROPY, TAU)), 64), ("momentum", ("neg", TAU), 0.0)),
+        ),
+        (
+            "window(at('x'), 1) * 2 > momentum(true, 0.7)",
+            (
+                ">",
+                ("*", ("window", ("bool", ("at", "x")), 1), number(2)),
+                ("momentum", ("bool", ("boolean", True)), 0.7),
+            ),
+        ),
         (
             "true and false and true",
             ("and", ("boolean", True), ("boolean", False), ("boolean", True)),
@@ -68,7 +94,7 @@ def faults(text: str) -> list[tuple[int, str]]:
     ],
 )
 def test_an_expression_becomes_a_tree_of_plain_data(text: str, tree: tuple[object, ...]) -> None:
-    assert parse_condition(text, ["tau"]) == tree
+    assert parse_condition(text, ["tau"], ["r2r"]) == tree
 
 
 def test_whole_and_real_numbers_keep_their_types() -> None:
@@ -164,7 +190,7 @@ NAMING = {
         (17, f'unknown name "zzz" ({NAMES})'),
     ],
     "maxi(1, 2) > 0": [(1, 'unknown function "maxi" (did you mean "max"?)')],
-    "sqrt(entropy) > 0": [(1, 'unknown function "sqrt" (functions: abs, max, min)')],
+    "sqrt(entropy) > 0": [(1, f'unknown function "sqrt" ({FUNCTIONS})')],
     "max > 0": [(1, '"max" is a function: give it arguments, as in max(a, b)')],
     "max(1) > 0": [(1, '"max" needs at least two arguments, as in max(a, b)')],
     "min() > 0": [(1, '"min" needs at least two arguments, as in min(a, b)')],
@@ -172,11 +198,66 @@ NAMING = {
     "abs() > 0": [(1, '"abs" needs one argument, as in abs(a)')],
     "entropy() > 0": [(1, '"entropy" is a number, not a function: write it without "()"')],
     "tau(1) > 0": [(1, '"tau" is a number, not a function: write it without "()"')],
-    'head("r2r") > 0.5': [(1, '"head" is not available yet')],
-    "head > 0.5": [(1, '"head" is not available yet')],
-    "draw == 2": [(1, '"draw" is not available yet')],
+    "head > 0.5": [(1, '"head" is a function: give it arguments, as in head("name")')],
+    "at": [(1, r'"at" is a function: give it arguments, as in at("\n\n")')],
+    "draw() > 0": [(1, '"draw" is a number, not a function: write it without "()"')],
+    "r2r > 0.5": [(1, '"r2r" is a router head: its score is head("r2r")')],
+    "r2r(1) > 0.5": [(1, f'unknown function "r2r" ({FUNCTIONS})')],
+    'head("r2") > 0.5': [(6, 'unknown head "r2" (did you mean "r2r"?)')],
+    'threshold("zzz") > 0.5': [(11, 'unknown head "zzz" (heads: r2r)')],
 }
-ESCAPES = {
+ARGUMENTS = {
+    "head() > 0.5": [(1, '"head" needs one text in quotes, as in head("name")')],
+    "head(r2r) > 0.5": [(1, '"head" needs one text in quotes, as in head("name")')],
+    'head("r2r", 2) > 0.5': [(1, '"head" needs one text in quotes, as in head("name")')],
+    "threshold(0.5) > 0": [(1, '"threshold" needs one text in quotes, as in threshold("name")')],
+    "at(3)": [(1, r'"at" needs one text in quotes, as in at("\n\n")')],
+    'follows("a", "b")': [(1, r'"follows" needs one text in quotes, as in follows("\n\n")')],
+    'at("")': [(4, 'the text of "at" must have 1 to 200 characters')],
+    f'follows("{"x" * 201}")': [(9, 'the text of "follows" must have 1 to 200 characters')],
+    "window(entropy) > 0": [(1, f"{WINDOW}")],
+    "window(entropy, 0) > 0": [(1, WINDOW)],
+    "window(entropy, 65) > 0": [(1, WINDOW)],
+    "window(entropy, 3.0) > 0": [(1, WINDOW)],
+    "window(entropy, tau) > 0": [(1, WINDOW)],
+    "window(entropy, -3) > 0": [(1, WINDOW)],
+    "window(entropy, 2, 2) > 0": [(1, WINDOW)],
+    "momentum(entropy, 1) > 0": [(1, MOMENTUM)],
+    "momentum(entropy, 1.5) > 0": [(1, MOMENTUM)],
+    "momentum(entropy, -0.1) > 0": [(1, MOMENTUM)],
+    "momentum(entropy, tau) > 0": [(1, MOMENTUM)],
+    "window(momentum(entropy, 0.5), 3) > 0": [(8, '"momentum" cannot stand inside "window"')],
+    "momentum(1 + window(entropy, 3), 0.5) > 0": [(14, '"window" cannot stand inside "momentum"')],
+    "window(window(entropy, 3) > 0, 3) > 0": [(8, '"window" cannot stand inside "window"')],
+    "window(zzz, 3) + window(entropi, 3) > 0": [
+        (8, f'unknown name "zzz" ({NAMES})'),
+        (25, 'unknown name "entropi" (did you mean "entropy"?)'),
+    ],
+    "window(entropy, 3)": [(1, 'expected a condition, got a number: compare it, as in "entropy > 0.5"')],
+    'at("a") > 0': [(1, r'">" needs numbers, but "at(\"a\")" is a condition')],
+    'head("r2r") and true': [(1, r'"and" needs conditions, but "head(\"r2r\")" is a number')],
+}
+TEXTS = {
+    '"text" > 0': [(1, TEXT)],
+    'entropy > "é" and zzz > 0': [(11, TEXT), (19, f'unknown name "zzz" ({NAMES})')],
+    "max('a', 1) > 0": [(5, TEXT)],
+    "entropy > 'open": [(11, '"\'" is never closed')],
+    'at("a b > c': [(4, r'"\"" is never closed')],
+    r'at("\")': [(4, r'"\"" is never closed')],
+    'at("a" "b")': [(8, r'unexpected "\"b\""')],
+    'at("a"b)': [(7, 'unexpected "b"')],
+    'f"{tau}" > 0': [(2, r'unexpected "\"{tau}\""')],
+    r'at("\d")': [(5, rf'unknown escape "\\d" ({ESCAPES})')],
+    r'at("ok\n\q\x20")': [
+        (9, rf'unknown escape "\\q" ({ESCAPES})'),
+        (11, rf'unknown escape "\\x" ({ESCAPES})'),
+    ],
+    r'at("\u00")': [(5, rf'unknown escape "\\u" ({ESCAPES})')],
+    'at("a\\\nb")': [(6, rf'unknown escape "\\\n" ({ESCAPES})')],
+    r'at("a\ud800")': [(4, "a text with half a surrogate pair")],
+    'at("\udfff")': [(4, "a text with half a surrogate pair")],
+}
+BREAKOUTS = {
     "entropy.__class__ > 0": [(8, 'attributes are not supported, got ".__class__"')],
     "entropy . real > 0": [(9, 'attributes are not supported, got ". real"')],
     "().__class__.__bases__": [
@@ -186,9 +267,9 @@ ESCAPES = {
     "1..real > 0": [(3, 'attributes are not supported, got ".real"')],
     "tau[0] > 0": [(4, '"[" is not supported'), (6, '"]" is not supported')],
     "{1: 2}": [(1, '"{" is not supported'), (3, '":" is not supported'), (6, '"}" is not supported')],
-    "open('/etc/passwd') > 0": [(1, 'unknown function "open" (functions: abs, max, min)')],
-    "__import__('os') > 0": [(1, 'unknown function "__import__" (functions: abs, max, min)')],
-    "eval('1') > 0": [(1, 'unknown function "eval" (functions: abs, max, min)')],
+    "open('/etc/passwd') > 0": [(1, f'unknown function "open" ({FUNCTIONS})')],
+    "__import__('os') > 0": [(1, f'unknown function "__import__" ({FUNCTIONS})')],
+    "eval('1') > 0": [(1, f'unknown function "eval" ({FUNCTIONS})')],
     "__builtins__ > 0": [(1, f'unknown name "__builtins__" ({NAMES})')],
     "lambda: 0": [(1, '"lambda" is not supported'), (7, '":" is not supported')],
     "entropy if true else tau": [(9, '"if" is not supported'), (17, '"else" is not supported')],
@@ -204,15 +285,15 @@ ESCAPES = {
     "max(*tau) > 0": [(5, 'unexpected "*"')],
     "max(**tau) > 0": [(5, '"**" is not supported')],
     "max(1, key=2) > 0": [(11, '"=" is not supported (did you mean "=="?)')],
-    'f"{tau}" > 0': [(2, 'unexpected "\\"{tau}\\""')],
-    '"text" > 0': [(1, 'text is not supported, got "text"')],
-    "entropy > 'open": [(11, '"\'" is not supported')],
 }
 
 
-@pytest.mark.parametrize("text", [*SYNTAX, *TYPES, *NAMING, *ESCAPES])
+WRONG = {**SYNTAX, **TYPES, **NAMING, **ARGUMENTS, **TEXTS, **BREAKOUTS}
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_a_wrong_expression_is_refused_with_its_columns(text: str) -> None:
-    assert faults(text) == {**SYNTAX, **TYPES, **NAMING, **ESCAPES}[text]
+    assert faults(text) == WRONG[text]
 
 
 def test_the_error_lists_its_faults_in_order() -> None:
@@ -257,7 +338,8 @@ WORDS = [
     *SIGNALS, "tau", "true", "false", "and", "or", "not", "max", "min", "abs", "head", "draw",
     "__import__", "open", "eval", "exec", "lambda", "if", "else", "for", "in", "is", "await", "x",
     "(", ")", "[", "]", "{", "}", ",", ".", ":", ":=", "=", "==", "<", "<=", ">", "!=", "!", "+", "-",
-    "*", "**", "/", "//", "%", "@", "|", "&", "~", "\\", "#", "'os'", '"', "0", "1", "1.5", "1e9", "0x1",
+    "*", "**", "/", "//", "%", "@", "|", "&", "~", "\\", "#", "'os'", '"', "'r2r'", '"\\n"', "at", "follows",
+    "threshold", "window", "momentum", "3", "0", "1", "1.5", "1e9", "0x1",
     "__class__", "\n", "\0", "…", "\ud800",
 ]  # fmt: skip
 TAGS = {"neg", "abs", "min", "max", "not", "and", "or", *"+-*/%<>", "<=", ">=", "==", "!="}
@@ -273,19 +355,38 @@ def assert_plain(tree: object) -> None:
             assert name in SIGNALS
         case "param", [name]:
             assert name == "tau"
+        case (("head" | "threshold"), [name]):
+            assert name == "r2r"
+        case (("at" | "follows"), [str(text)]):
+            assert text
+            text.encode()
+        case "window", [of, int(length)]:
+            assert 1 <= length <= 64
+            assert_plain_number(of)
+        case "momentum", [of, float(share)]:
+            assert 0 <= share < 1
+            assert_plain_number(of)
         case _:
             assert tag in TAGS
             for argument in arguments:
                 assert_plain(argument)
 
 
+def assert_plain_number(tree: object) -> None:
+    """What a window or a momentum is of: no other one, and a condition as a number."""
+    assert isinstance(tree, tuple)
+    assert not {"window", "momentum"} & {node for node, *_ in walk(tree)}
+    assert_plain(tree[1] if tree[0] == "bool" else tree)
+
+
 @settings(max_examples=700, deadline=None)
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(WORDS), max_size=24).map(" ".join)))
 @example("().__class__.__base__.__subclasses__() > 0")
 @example("true " + "and true " * 200)
+@example("window(at('r2r'), 3) > momentum(head('r2r'), 0.5) and follows('\\u0041')")
 def test_garbage_gives_a_tree_of_known_nodes_or_the_one_error(text: str) -> None:
     try:
-        tree = parse_condition(text, ["tau"])
+        tree = parse_condition(text, ["tau"], ["r2r"])
     except ExpressionError as error:
         assert error.faults
         assert all(0 <= offset <= len(text) and message for offset, message in error.faults)
@@ -297,7 +398,7 @@ def test_parsing_opens_no_file_and_imports_nothing(monkeypatch: pytest.MonkeyPat
     def forbidden(*args: object, **kwargs: object) -> None:
         raise AssertionError("an expression reached a builtin")
 
-    texts = [*SYNTAX, *TYPES, *NAMING, *ESCAPES, "entropy > tau"]
+    texts = [*WRONG, "entropy > tau"]
     parse_condition("entropy > tau and not max(1, 2) < abs(-3) % 2", ["tau"])
     with monkeypatch.context() as patch:
         for name in ("open", "eval", "exec", "input", "__import__"):
@@ -312,3 +413,38 @@ def parses(text: str) -> bool:
     except ExpressionError:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("0.5", number(0.5)),
+        ("1 - wa - wb", ("-", ("-", number(1), ("param", "wa")), ("param", "wb"))),
+        ("max(wa, 0) / 2", ("/", ("max", ("param", "wa"), number(0)), number(2))),
+    ],
+)
+def test_a_weight_is_arithmetic_over_params(text: str, tree: tuple[object, ...]) -> None:
+    assert parse_weight(text, ["wa", "wb"]) == tree
+
+
+CHANGES = "differs from token to token: use numbers and params only"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("wa > 0", [(1, "expected a number, got a condition")]),
+        ("true", [(1, "expected a number, got a condition")]),
+        ("entropy", [(1, f'"entropy" {CHANGES}')]),
+        ("wa + draw", [(6, f'"draw" {CHANGES}')]),
+        ('head("r2r")', [(1, f'"head" {CHANGES}')]),
+        ("window(wa, 3)", [(1, f'"window" {CHANGES}')]),
+        ("1 - shar", [(5, 'unknown name "shar" (did you mean "share"?)')]),
+        ("zzz", [(1, 'unknown name "zzz" (params: wa, share)')]),
+        ("wa +", [(5, "the expression ends where a value is missing")]),
+    ],
+)
+def test_a_wrong_weight_is_refused_with_its_columns(text: str, wanted: list[tuple[int, str]]) -> None:
+    with pytest.raises(ExpressionError) as caught:
+        parse_weight(text, ["wa", "share"])
+    assert [(offset + 1, message) for offset, message in caught.value.faults] == wanted

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.dsl.recipes import PAIR
+from tests.dsl.recipes import CHECKED, GATED, MIXED, PAIR
 from tokenflow.dsl.load import load_recipe
 from tokenflow.errors import RecipeError
 
 SNIPPETS = [
     "", " ", "\n", ":", ": ", "-", "- ", "{", "}", "[", "]", ",", "'", '"', "&a ", "*a", "!", "!!int ", "|", ">", "#",
     "? ", "<<", "~", "\t", "%", "@", "\0", "\ud7ff", "\u2028", '"\\ud800"', "9" * 60, "1e400", "-.inf", "0o9", "when",
-    "entropy", "path", "models", "slm",
+    "entropy", "path", "models", "slm", "heads", "draw", "at", "after", 'at("', "\\n", "window(", "head('gate')", "rollback",
 ]  # fmt: skip
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.binary(max_size=3),
@@ -27,7 +27,8 @@ scalars = st.one_of(
 )  # fmt: skip
 KEYS = [
     "name", "entry", "params", "models", "routes", "batching", "path", "when", "to", "send", "policy", "thresholds",
-    "slm", "llm", "engine", "threads",
+    "slm", "llm", "engine", "threads", "heads", "kind", "threshold", "draw", "budgets", "max_share", "max_tokens",
+    "rollback", "verify", "after", "at", "gate",
 ]  # fmt: skip
 keys = st.one_of(st.sampled_from(KEYS), st.text(max_size=4), st.integers())
 values: st.SearchStrategy[Any] = st.recursive(
@@ -55,14 +56,12 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("garbage") / "recipe.yaml"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
-    edits=st.lists(
-        st.tuples(st.integers(0, len(PAIR)), st.integers(0, 9), st.sampled_from(SNIPPETS)), max_size=4
-    )
+    text=st.sampled_from([PAIR, GATED, MIXED, CHECKED]),
+    edits=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 9), st.sampled_from(SNIPPETS)), max_size=4),
 )
-def test_a_recipe_with_random_edits(file: Path, edits: list[tuple[int, int, str]]) -> None:
-    text = PAIR
+def test_a_recipe_with_random_edits(file: Path, text: str, edits: list[tuple[int, int, str]]) -> None:
     for at, length, snippet in edits:
         text = text[:at] + snippet + text[at + length :]
     file.write_text(text, encoding="utf-8", newline="")
@@ -98,10 +97,20 @@ def test_a_recipe_with_one_random_value(seed: int, value: Any) -> None:
         "name": "pair",
         "entry": "slm",
         "params": {"tau": 0.03},
-        "models": {"slm": {"path": "o/s", "dtype": "auto"}, "llm": {"path": "o/l", "kv_cache": 3}},
-        "routes": {"slm": [{"when": "entropy > tau", "to": "llm", "send": "keep"}]},
+        "models": {"slm": {"path": "o/s", "dtype": "auto"}, "llm": {"path": "o/l", "verify": True}},
+        "heads": {"gate": {"kind": "r2r", "path": "o/r", "threshold": 0.5}},
+        "routes": {
+            "slm": [{"when": "head('gate') > tau", "after": 2, "at": "x", "to": "llm", "send": "keep"}]
+        },
+        "budgets": {"llm": {"max_share": 0.5, "max_tokens": 9}},
+        "rollback": 4,
         "batching": {"policy": "fixed", "thresholds": {"slm": 1}},
     }
+    if source.random() < 0.3:
+        for key in ("heads", "routes", "rollback"):
+            del data[key]
+        data["models"]["llm"]["verify"] = False
+        data["draw"] = {"slm": 0.5, "llm": "tau * 2"}
     container: Any = data
     while True:
         key = source.choice(list(container) if isinstance(container, dict) else range(len(container)))

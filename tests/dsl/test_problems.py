@@ -14,13 +14,15 @@ from tokenflow.errors import RecipeError
 
 NAME = 'expected a name of letters, digits, "_" and "-" that begins with a letter'
 PARAM_NAME = 'expected a name of letters, digits and "_" that begins with a letter'
-SIGNALS = "entropy, entropy_nats, confidence, margin, logprob, token, position, run_length"
-TOP_KEYS = "name, description, entry, params, models, routes, batching"
+SIGNALS = "entropy, entropy_nats, confidence, margin, logprob, token, position, run_length, draw"
+FUNCTIONS = "abs, max, min, head, threshold, at, follows, window, momentum"
+TOP_KEYS = "name, description, entry, params, models, heads, routes, draw, budgets, rollback, batching"
 MODEL_KEYS = (
     "path, engine, dtype, device, context_length, kv_cache, max_requests, max_batch_tokens, "
-    "prefix_cache, threads, tensor_parallel"
+    "prefix_cache, threads, tensor_parallel, verify"
 )
 SEND = '("keep" commits the sampled token, "drop_last" leaves its position to the next model)'
+CONDITION = 'missing a condition: "when" (an expression), "after" (so many tokens) or "at" (a text)'
 SELF = "a rule leads to another model; without a rule that fires, the request stays"
 
 # The text of the good recipe to replace, what by, and the lines that follow.
@@ -48,7 +50,7 @@ TOP = [
     (
         "name: pair",
         "name: pair\nthresold: 0.03",
-        ['2:1: error: thresold: unknown key (did you mean "thresholds" under batching?)'],
+        ['2:1: error: thresold: unknown key (did you mean "threshold" under heads.<head>?)'],
     ),
     (
         "name: pair",
@@ -256,7 +258,9 @@ ROUTES = [
     (
         "{when: entropy > tau, to: llm, send: drop_last}",
         "entropy > tau",
-        ['9:7: error: routes.slm[0]: expected a mapping with the keys when, to, send, got "entropy > tau"'],
+        [
+            '9:7: error: routes.slm[0]: expected a mapping with the keys when, after, at, ..., got "entropy > tau"'
+        ],
     ),
     ("to: llm", "to: llmm", ['9:33: error: routes.slm[0].to: unknown model "llmm" (did you mean "llm"?)']),
     ("to: llm", "to: zzz", ['9:33: error: routes.slm[0].to: unknown model "zzz" (models: slm, llm)']),
@@ -288,7 +292,7 @@ ROUTES = [
         ["9:44: error: routes.slm[0].send: expected one of keep, drop_last, got 1"],
     ),
     (", send: drop_last", "", [f'9:7: error: routes.slm[0]: missing key "send" {SEND}']),
-    ("when: entropy > tau, ", "", ['9:7: error: routes.slm[0]: missing key "when"']),
+    ("when: entropy > tau, ", "", [f"9:7: error: routes.slm[0]: {CONDITION}"]),
     (
         "when: entropy > tau",
         "when: [1]",
@@ -352,7 +356,7 @@ EXPRESSIONS = [
     (
         "entropy > tau,",
         "__import__('os') == 1,",
-        ['9:14: error: routes.slm[0].when: unknown function "__import__" (functions: abs, max, min)'],
+        [f'9:14: error: routes.slm[0].when: unknown function "__import__" (functions: {FUNCTIONS})'],
     ),
     (
         "entropy > tau,",
@@ -360,13 +364,13 @@ EXPRESSIONS = [
         [
             '9:17: error: routes.slm[0].when: "(" is never closed: '
             'a comma ends the value inside "{...}", so put it in quotes',
-            '9:27: error: routes.slm[0]."margin) > tau": unknown key (known keys: when, to, send)',
+            '9:27: error: routes.slm[0]."margin) > tau": unknown key (known keys: when, after, at, to, send)',
         ],
     ),
     ("entropy > tau,", '"(entropy > tau",', ['9:15: error: routes.slm[0].when: "(" is never closed']),
     ("entropy > tau,", "'entropi > 1 and zz() > 0',", [
         '9:15: error: routes.slm[0].when: unknown name "entropi" (did you mean "entropy"?)',
-        '9:31: error: routes.slm[0].when: unknown function "zz" (functions: abs, max, min)',
+        f'9:31: error: routes.slm[0].when: unknown function "zz" (functions: {FUNCTIONS})',
     ]),
 ]  # fmt: skip
 

@@ -13,9 +13,9 @@ from tokenflow.dsl.load import load_recipe
 from tokenflow.dsl.source import MAX_BYTES, plain_scalar, read_value
 from tokenflow.errors import RecipeError
 
-MISSING = [f'recipe.yaml:1:1: error: missing key "{key}"' for key in ("name", "entry", "models")]
+MISSING = [f'recipe.yaml:1:1: error: missing key "{key}"' for key in ("name", "models", "entry")]
 KEYS = "expected a mapping with the keys of a recipe"
-TOP_KEYS = "name, description, entry, params, models, routes, batching"
+TOP_KEYS = "name, description, entry, params, models, heads, routes, draw, budgets, rollback, batching"
 
 
 @pytest.fixture(autouse=True)

@@ -21,10 +21,6 @@ def check(document: Document) -> Meaning:
     """Report every problem of meaning in the document; what its expressions say where they are right."""
     _check_params(document, mapping(document.data.get("params")))
     _check_heads(document)
-    for name, index, rule in rules_of(document):
-        if not rule.keys() & {"when", "after", "at"} and rule:
-            message = 'missing a condition: "when" (an expression), "after" (so many tokens) or "at" (a text)'
-            document.report(("routes", name, index), message)
     meaning = read_meaning(document)
     if "entry" not in document.data and "draw" not in document.data:
         document.report((), 'missing key "entry"', at_key=True)
@@ -33,12 +29,12 @@ def check(document: Document) -> Meaning:
         _check_models(document, models)
         _check_batching(document, models)
         destinations = _check_routes(document, models)
-        entry = document.data.get("entry", next(iter(meaning.weights), None))
+        entry = document.data.get("entry", next((name for name in models if name in meaning.weights), None))
         if isinstance(entry, str) and entry not in models:
             document.report(("entry",), _unknown_model(entry, models))
-        elif "draw" in document.data:
+        if "draw" in document.data:
             _check_draw(document, models)
-        elif isinstance(entry, str) and destinations is not None:
+        elif isinstance(entry, str) and entry in models and destinations is not None:
             _check_reach(document, models, entry, destinations)
         _check_budgets(document, models, entry)
         _check_rollback(document, models)

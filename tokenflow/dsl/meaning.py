@@ -17,6 +17,8 @@ from tokenflow.dsl.tree import walk
 from tokenflow.dsl.weights import NO_WEIGHT, evaluate, weight_rule
 from tokenflow.dsl.wording import Path, show
 
+NO_CONDITION = 'missing a condition: "when" (an expression), "after" (so many tokens) or "at" (a text)'
+
 Conditions = dict[tuple[str, int], Expr]
 """The parsed ``when`` of every rule that has one, by model and index."""
 
@@ -55,6 +57,8 @@ def _read_conditions(document: Document) -> tuple[Conditions, bool]:
     complete = True
     params, heads = mapping(document.data.get("params")), mapping(document.data.get("heads"))
     for name, index, rule in rules_of(document):
+        if rule and not rule.keys() & {"when", "after", "at"}:
+            document.report(("routes", name, index), NO_CONDITION)
         when = rule.get("when")
         if isinstance(when, bool | int | float):
             when = show(when)
@@ -122,7 +126,7 @@ def _read_weights(document: Document) -> dict[str, Expr]:
             continue
         weights[name] = tree
         total += weight
-    if "draw" in document.data and len(weights) == len(draw) and not total:
+    if isinstance(document.data.get("draw"), dict) and len(weights) == len(draw) and not total:
         document.report(("draw",), NO_WEIGHT, at_key=True)
     return {name: tree for name, tree in weights.items() if tree[:1] != ("number",) or tree[1]}
 
