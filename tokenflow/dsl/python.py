@@ -59,7 +59,7 @@ def compile_recipe(recipe: Recipe, source: str, overrides: Sequence[str]) -> Rec
     compiled = compile_document(document, overrides, origin.source)
     if [model.name for model in compiled.models] != [model.name for model in recipe.models]:
         message = "a recipe in Python has its own models: override what one has, as in models.<name>.path"
-        raise RecipeError([Problem(origin.source, 0, 0, "models", message)])
+        raise RecipeError([Problem(origin.source or recipe.place.file, 0, 0, "models", message)])
     return compiled
 
 
