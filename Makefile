@@ -25,7 +25,7 @@ test: lint ## Set up, then lint, type-check and run the tests
 	$(BIN)/python -m pytest --ignore=tests/exact
 
 exact: $(VENV)/.dev ## Set up, then compare routed output with a naive reference over the whole matrix (long)
-	$(BIN)/python -m pytest tests/exact --timeout=3600
+	$(BIN)/python -m pytest tests/exact --timeout=3600 --numprocesses=2
 
 lint: $(VENV)/.dev ## Set up, then ruff and mypy only
 	$(BIN)/ruff check

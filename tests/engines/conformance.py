@@ -225,6 +225,18 @@ class EngineConformance:
         output = engine.step([Extend(two, [9])])
         close(output.logits[0], expected([*changed, 9])[-1])
 
+    def test_what_follows_a_rollback_is_not_found_behind_what_it_replaced(
+        self, make: Make, expected: Callable[[Sequence[int]], Tensor]
+    ) -> None:
+        engine = make(**ROOMY)
+        replaced, other, tail = tokens_of(48), tokens_of(32, seed=8), tokens_of(16, seed=9)
+        slot, _ = feed(engine, [*replaced, 3])
+        engine.truncate(slot, 16)
+        engine.step([Extend(slot, [*other, *tail, 4], "none")])
+        for tokens in ([*replaced, *tail, 5], [*replaced[:16], *other, *tail, 5]):
+            slot, cached = engine.open(tokens)
+            close(engine.step([Extend(slot, tokens[cached:])]).logits[0], expected(tokens)[-1])
+
     def test_without_a_prefix_cache_nothing_is_reused(self, make: Make) -> None:
         engine = make(**ROOMY, prefix_cache=False)
         tokens = tokens_of(40)

@@ -162,23 +162,25 @@ def test_what_a_broken_request_leaves_behind_harms_nobody(model: Path, paged: bo
 def test_a_failed_step_leaves_the_cache_as_it_was(
     model: Path, paged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = engine(model, paged, kv_cache=64, max_requests=2)
-    tokens = some_tokens(30)
-    slot, _ = subject.open(tokens)
-    subject.step([Extend(slot, tokens, "none")])
+    subject, fresh = (engine(model, paged, kv_cache=96, max_requests=2) for _ in range(2))
+    subject._weights.embed[5] = float("nan")  # type: ignore[index]
+    prompts = [[token for token in some_tokens(length) if token != 5] for length in (20, 30)]
+    slots = []
+    for sample in (subject, fresh):
+        slots = [sample.open(prompt).slot for prompt in prompts]
+        sample.step([Extend(slot, prompt, "none") for slot, prompt in zip(slots, prompts, strict=True)])
     with monkeypatch.context() as patch:
         patch.setattr("tokenflow.engines.torch.model._mlp", _out_of_memory)
         for _ in range(3):
-            with pytest.raises(EngineError, match=r"forward pass of 20 tokens failed: out of memory"):
-                subject.step([Extend(slot, some_tokens(20, seed=2))])
-    assert subject.length(slot) == 30
-    fresh = engine(model, paged)
-    other, _ = fresh.open(tokens)
-    fresh.step([Extend(other, tokens, "none")])
-    more = some_tokens(34, seed=3)
-    torch.testing.assert_close(
-        subject.step([Extend(slot, more)]).logits, fresh.step([Extend(other, more)]).logits
-    )
+            with pytest.raises(EngineError, match=r"forward pass of 30 tokens failed: out of memory"):
+                subject.step([Extend(slots[0], [5] * 30)])
+    assert [subject.length(slot) for slot in slots] == [len(prompt) for prompt in prompts]
+    outputs = [sample.step([Extend(slot, [7]) for slot in slots]).logits for sample in (subject, fresh)]
+    torch.testing.assert_close(*outputs)
+    room = 96 - 16 - sum(len(prompt) + 1 for prompt in prompts)
+    more = [token for token in some_tokens(room, seed=3) if token != 5]
+    outputs = [sample.step([Extend(slots[1], more)]).logits for sample in (subject, fresh)]
+    torch.testing.assert_close(*outputs)
 
 
 def _out_of_memory(*_: object) -> None:

@@ -132,7 +132,9 @@ class CausalMasks:
         """[1, 1, count * group, keys]: the last of ``count`` queries sees every key, each other one less."""
         self._grow(keys)
         stop = self._length + count
-        return self._steps[None, None, : count * self._group, stop - keys : stop]
+        mask = self._steps[None, None, : count * self._group, stop - keys : stop]
+        # A GPU's kernels want masks that are aligned; on a CPU the window does as it is.
+        return mask if self._device.type == "cpu" else mask.contiguous()
 
     def _grow(self, keys: int) -> None:
         if keys <= self._length:

@@ -112,7 +112,7 @@ class RowCache:
             self._cut(slot, shared)
         else:
             self._cut(slot, 0)
-            shared = min(shared, self._make_room(shared, spare=source))
+            shared = min(shared, self._make_room(shared))
             if source is not None and shared:
                 self._arena[:, slot, :, :shared] = self._arena[:, source, :, :shared]
                 row.tokens = wanted[:shared]
@@ -236,10 +236,10 @@ class RowCache:
     def _oldest(self) -> int:
         return min((i for i, row in enumerate(self._rows) if not row.open), key=lambda i: self._rows[i].used)
 
-    def _make_room(self, need: int, spare: int | None = None) -> int:
+    def _make_room(self, need: int) -> int:
         """Drop released rows, the oldest first, until ``need`` tokens fit; how many fit."""
         while self._held + need > self.capacity:
-            kept = [i for i, r in enumerate(self._rows) if not r.open and r.tokens and i != spare]
+            kept = [i for i, r in enumerate(self._rows) if not r.open and r.tokens]
             if not kept:
                 break
             self._cut(min(kept, key=lambda i: self._rows[i].used), 0)

@@ -1,0 +1,107 @@
+"""Random models of given shapes, in Hugging Face layout, for measurements that need no sense."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import Tensor
+
+EOS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Dimensions of a Qwen3 model."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int = 4096
+    theta: float = 1e6
+    eps: float = 1e-6
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The model's ``config.json``."""
+        return {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.context,
+            "rope_theta": self.theta,
+            "rms_norm_eps": self.eps,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "eos_token_id": EOS,
+            "torch_dtype": "bfloat16",
+        }
+
+
+MID = Shape(layers=8, hidden=512, intermediate=1536, heads=8, kv_heads=4, head_dim=64, vocab=8192)
+"""29.4 million parameters."""
+
+
+def random_weights(shape: Shape, seed: int = 0) -> dict[str, Tensor]:
+    """Weights in bfloat16 under their Hugging Face names."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return (torch.randn(rows, columns, generator=generator) * 0.02).bfloat16()
+
+    def ones(width: int) -> Tensor:
+        return torch.ones(width, dtype=torch.bfloat16)
+
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    weights = {
+        "model.embed_tokens.weight": matrix(shape.vocab, shape.hidden),
+        "model.norm.weight": ones(shape.hidden),
+    }
+    for index in range(shape.layers):
+        layer = {
+            "input_layernorm": ones(shape.hidden),
+            "post_attention_layernorm": ones(shape.hidden),
+            "self_attn.q_norm": ones(shape.head_dim),
+            "self_attn.k_norm": ones(shape.head_dim),
+            "self_attn.q_proj": matrix(q, shape.hidden),
+            "self_attn.k_proj": matrix(kv, shape.hidden),
+            "self_attn.v_proj": matrix(kv, shape.hidden),
+            "self_attn.o_proj": matrix(shape.hidden, q),
+            "mlp.gate_proj": matrix(shape.intermediate, shape.hidden),
+            "mlp.up_proj": matrix(shape.intermediate, shape.hidden),
+            "mlp.down_proj": matrix(shape.hidden, shape.intermediate),
+        }
+        weights |= {f"model.layers.{index}.{name}.weight": tensor for name, tensor in layer.items()}
+    return weights
+
+
+def write_model(folder: Path, shape: Shape) -> Path:
+    """Write a random model of ``shape`` with a tokenizer of as many words; returns ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(random_weights(shape), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(shape.config, indent=2))
+    tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(shape.vocab)}, unk_token="w1"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.decoder = Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return folder
