@@ -121,9 +121,42 @@ def test_rules_say_what_they_read() -> None:
     assert rules.params == {"alpha"}
 
 
+def test_rules_say_what_else_they_read() -> None:
+    rules = compiled(
+        'head("r2r") > threshold("other") or draw < 0.5',
+        ("or", ("at", ((1, 2, 3), (4,))), ("follows", ((5, 6),))),
+        "window(margin > alpha, 3) > momentum(entropy, 0.5)",
+    )
+    assert rules.signals == {"draw", "token", "margin", "entropy"}
+    assert rules.params == {"alpha"}
+    assert rules.heads == {"r2r"}
+    assert (rules.tail, rules.state) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("tree", "tail"),
+    [
+        (("at", ((1,),)), 0),
+        (("at", ((1,), (1, 2))), 1),
+        (("at", ((1, 2, 3), (1, 2))), 2),
+        (("follows", ((1,),)), 1),
+        (("follows", ((1, 2, 3), (1, 2))), 3),
+        (("and", ("at", ((1, 2),)), ("follows", ((1, 2),))), 2),
+    ],
+)
+def test_rules_say_how_far_they_look_back(tree: Any, tail: int) -> None:
+    assert compiled(tree).tail == tail
+
+
 def test_what_cannot_matter_is_not_read() -> None:
-    rules = compiled("false and entropy > 0", "true or beta > 0", "margin > 0")
-    assert (rules.signals, rules.params) == (frozenset(), frozenset())
+    rules = compiled(
+        'false and (entropy > 0 or window(margin, 3) > head("r2r"))',
+        ("or", ("boolean", True), ("follows", ((1, 2),))),
+        "momentum(beta, 0.5) > 0",
+    )
+    assert (rules.signals, rules.params, rules.heads) == (frozenset(), frozenset(), frozenset())
+    assert (rules.tail, rules.state, rules.memories) == (0, 0, ())
+    assert rules.advance(Given([row(), row()])).shape == (2, 0)
 
 
 def test_the_signals_of_the_language_are_those_that_are_computed() -> None:
