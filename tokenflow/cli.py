@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 
+from tokenflow.errors import RecipeError
+
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPT = 0, 1, 2, 130
 
 
@@ -17,6 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     try:
         return int(args.command(args))
+    except RecipeError as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
     except KeyboardInterrupt:
         print("tokenflow: interrupted", file=sys.stderr)
         return EXIT_INTERRUPT
@@ -91,12 +96,15 @@ def _parser() -> argparse.ArgumentParser:
         help="print the JSON Schema of recipes, for editors",
         description="Print the JSON Schema of recipe files, by which editors complete and check them.",
     )
+    schema.add_argument(
+        "--markdown", action="store_true", help="print it as the reference of docs/recipes.md"
+    )
     schema.set_defaults(command=_schema)
     return parser
 
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe file (YAML)")
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe file (YAML or Python)")
     parser.add_argument(
         "--set",
         action="append",
@@ -149,15 +157,13 @@ def _check(args: argparse.Namespace) -> int:
     from tokenflow.dsl.describe import describe
     from tokenflow.dsl.ir import to_json
     from tokenflow.dsl.load import load_recipe
-    from tokenflow.errors import RecipeError
 
     try:
         recipe = load_recipe(args.recipe, args.overrides)
     except RecipeError as error:
-        if args.json:
-            print(json.dumps([asdict(problem) for problem in error.problems], indent=2))
-        else:
-            print(error, file=sys.stderr)
+        if not args.json:
+            raise
+        print(json.dumps([asdict(problem) for problem in error.problems], indent=2))
         return EXIT_USAGE
     print("[]" if args.json else to_json(recipe) if args.ir else describe(recipe))
     return EXIT_OK
@@ -166,21 +172,17 @@ def _check(args: argparse.Namespace) -> int:
 def _graph(args: argparse.Namespace) -> int:
     from tokenflow.dsl.graph import mermaid, picture
     from tokenflow.dsl.load import load_recipe
-    from tokenflow.errors import RecipeError
 
-    try:
-        recipe = load_recipe(args.recipe, args.overrides)
-    except RecipeError as error:
-        print(error, file=sys.stderr)
-        return EXIT_USAGE
+    recipe = load_recipe(args.recipe, args.overrides)
     print(mermaid(recipe) if args.mermaid else picture(recipe))
     return EXIT_OK
 
 
 def _schema(args: argparse.Namespace) -> int:
     from tokenflow.dsl.json_schema import recipe_schema
+    from tokenflow.dsl.reference import recipe_reference
 
-    print(recipe_schema(), end="")
+    print(recipe_reference() if args.markdown else recipe_schema(), end="")
     return EXIT_OK
 
 
