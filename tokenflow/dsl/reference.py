@@ -23,7 +23,7 @@ def recipe_reference() -> str:
     schema = json.loads(recipe_schema())
     parts = [_table("Recipe", schema)]
     parts += [_table(f"`{path}`", schema["$defs"][name]) for name, path in _SECTIONS.items()]
-    parts += [_meanings("Signals", SIGNALS), _meanings("Functions", FUNCTIONS)]
+    parts += [_pairs("Signals", "value", SIGNALS), _pairs("Functions", "written", FUNCTIONS)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -37,9 +37,9 @@ def _table(title: str, schema: Mapping[str, Any]) -> str:
     return "\n".join([f"### {title}", "", "| key | type | default | meaning |", "|---|---|---|---|", *rows])
 
 
-def _meanings(title: str, meanings: Mapping[str, str]) -> str:
-    rows = [f"| `{name}` | {_inline(text)} |" for name, text in meanings.items()]
-    return "\n".join([f"### {title}", "", "| in expressions | value |", "|---|---|", *rows])
+def _pairs(title: str, column: str, pairs: Mapping[str, str]) -> str:
+    rows = [f"| `{name}` | {_inline(text)} |" for name, text in pairs.items()]
+    return "\n".join([f"### {title}", "", f"| name | {column} |", "|---|---|", *rows])
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
