@@ -93,9 +93,9 @@ def test_draws_compare_in_double() -> None:
     assert rules(signals).tolist() == [-1, 0]
 
 
-def gate(text: str, heads: Mapping[str, Any], thresholds: Mapping[str, float] | None = None) -> list[int]:
+def gate(text: str, heads: Mapping[str, Any]) -> list[int]:
     """Which of three rows fires; a head's score of them is 0.25, 0.5, 0.75."""
-    rules = compile_rules([RouteRule(parse_condition(text, (), heads), 1)], (), heads, thresholds or {})
+    rules = compile_rules([RouteRule(parse_condition(text, (), heads), 1)], (), heads)
     hidden = torch.tensor([[0.25, 1], [0.5, 1], [0.75, 1]], dtype=torch.bfloat16)
     signals = Signals(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64), hidden=hidden)
     chosen: list[int] = rules(signals).tolist()
@@ -106,11 +106,6 @@ def test_a_head_scores_the_rows_and_its_threshold_decides() -> None:
     heads = {"gate": Head(0, 0.5)}
     assert gate('head("gate") >= threshold("gate")', heads) == [-1, 0, 0]
     assert gate('head("gate") > threshold("gate")', heads) == [-1, -1, 0]
-
-
-def test_the_threshold_of_the_recipe_comes_before_the_stored_one() -> None:
-    for head in (Head(0, 0.5), Head(0, None)):
-        assert gate('head("gate") >= threshold("gate")', {"gate": head}, {"gate": 0.7}) == [-1, -1, 0]
 
 
 def test_a_threshold_that_nobody_gives_is_an_error_that_says_where_to_give_it() -> None:

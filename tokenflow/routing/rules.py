@@ -62,22 +62,18 @@ class Rules:
 
 
 def compile_rules(
-    rules: Sequence[RouteRule],
-    params: Collection[str],
-    heads: Mapping[str, Head] = MappingProxyType({}),
-    thresholds: Mapping[str, float] = MappingProxyType({}),
+    rules: Sequence[RouteRule], params: Collection[str], heads: Mapping[str, Head] = MappingProxyType({})
 ) -> Rules:
     """Compile a model's rules.
 
     :param params: the recipe's parameters.
     :param heads: the model's router heads by name.
-    :param thresholds: the recipe's thresholds by head, which come before those stored with the heads.
     :raises ProtocolError: if a rule's condition is not a tree as above over ``params`` and ``heads``.
     :raises ModelLoadError: if a condition asks for the threshold of a head that has none.
     """
     conditions: list[tuple[int, Run]] = []
     reads: set[tuple[str, Any]] = set()
-    scope = Scope(params, heads, thresholds)
+    scope = Scope(params, heads)
     otherwise = -1
     for index, rule in enumerate(rules):
         try:

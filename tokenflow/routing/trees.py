@@ -27,14 +27,10 @@ _LEAVES = ("number", "boolean", "signal", "param", "head", "threshold", "at", "f
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a model's trees may name, and the memories met in them so far by what they are of.
-
-    ``thresholds`` are the recipe's, which come before those stored with the heads.
-    """
+    """What a model's trees may name, and the memories met in them so far by what they are of."""
 
     params: Collection[str]
     heads: Mapping[str, Head]
-    thresholds: Mapping[str, float]
     memories: dict[str, Memory] = field(default_factory=dict)
 
 
@@ -62,7 +58,7 @@ def compile_tree(tree: Any, scope: Scope) -> Term:
         case ["head", str() as name] if name in scope.heads:
             return _score(name, scope.heads[name])
         case ["threshold", str() as name] if name in scope.heads:
-            return _threshold(name, scope)
+            return _threshold(name, scope.heads[name])
         case ["at", [*sequences]] if _are_ids(sequences):
             run, length = at(sequences)
             return Term("truth", run=run, reads=frozenset({("signal", "token"), ("tail", length)}))
@@ -97,13 +93,12 @@ def _score(name: str, head: Head) -> Term:
     return Term("real", run=lambda signals: signals.once(("head", name), lambda: score(signals)), reads=reads)
 
 
-def _threshold(name: str, scope: Scope) -> Term:
-    threshold = scope.thresholds.get(name, scope.heads[name].threshold)
-    if threshold is None:
+def _threshold(name: str, head: Head) -> Term:
+    if head.threshold is None:
         raise ModelLoadError(
             f"no threshold is stored with head {name!r}: give one in the recipe, heads.{name}.threshold"
         )
-    return Term("real", float(threshold))
+    return Term("real", float(head.threshold))
 
 
 def _over_steps(tree: Any, term: Term, scope: Scope, make: Callable[[Run], Memory]) -> Term:
