@@ -207,6 +207,7 @@ DRAWS = [
     ("slm: 0.5", "slm: .nan", ["4:13: error: draw.slm: must be a number, got nan"]),
     ("slm: 0.5", "slm: .inf", ["4:13: error: draw.slm: must be at most 1e+30, got inf"]),
     ("slm: 0.5", "slm: 1e31", ["4:13: error: draw.slm: must be at most 1e+30, got 1e+31"]),
+    ("slm: 0.5", "slm: 9" + "0" * 38, ["4:13: error: draw.slm: must be at most 1e+30, got 9" + "0" * 38]),
     ("slm: 0.5", "slm: true", ["4:13: error: draw.slm: expected a number or an expression, got true"]),
     ("slm: 0.5", "slm:", ["4:12: error: draw.slm: expected a number or an expression, got nothing"]),
     ("slm: 0.5", "slm: [1]", ["4:13: error: draw.slm: expected a number or an expression, got a list"]),

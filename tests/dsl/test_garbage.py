@@ -91,6 +91,7 @@ def test_random_data(data: dict[Any, Any]) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(seed=st.integers(0, 2**32), value=values)
+@example(seed=1, value=10**400)
 def test_a_recipe_with_one_random_value(seed: int, value: Any) -> None:
     source = random.Random(seed)
     data: dict[str, Any] = {

@@ -21,16 +21,12 @@ NO_WEIGHT = "at least one weight must be above 0"
 
 def evaluate(tree: Expr, params: Mapping[str, float]) -> float:
     """The value of an expression over params alone; NaN where arithmetic fails."""
-    node, *arguments = tree
-    if node == "number":
-        return float(cast(float, arguments[0]))
-    if node == "param":
-        return float(params[cast(str, arguments[0])])
-    values = [evaluate(cast(Expr, argument), params) for argument in arguments]
     try:
-        return float(_COMPUTE[cast(str, node)](*values))
+        return _value(tree, params)
     except ZeroDivisionError:
         return math.nan
+    except OverflowError:  # a whole number beyond all floats
+        return math.inf
 
 
 def weight_rule(weight: float) -> str | None:
@@ -60,6 +56,16 @@ def first_writer(recipe: RecipeIR, params: Mapping[str, float], number: float) -
         raise InvalidRequest(NO_WEIGHT, "params")
     names = [name for name, _ in recipe.draw]
     return next((name for name, end in zip(names, ends, strict=False) if number < end / total), names[-1])
+
+
+def _value(tree: Expr, params: Mapping[str, float]) -> float:
+    node, *arguments = tree
+    if node == "number":
+        return float(cast(float, arguments[0]))
+    if node == "param":
+        return float(params[cast(str, arguments[0])])
+    values = [_value(cast(Expr, argument), params) for argument in arguments]
+    return float(_COMPUTE[cast(str, node)](*values))
 
 
 _COMPUTE: Mapping[str, Callable[..., Any]] = {
