@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.exactness import unexcused
-from tests.reference.record import DEMO, TAUS, Recorded, load_traces
-from tests.reference.reference import Alone, ReferenceModels, compare
+from tests.reference.cases import DEMO, TAUS, r_stitch
+from tests.reference.record import Recorded, load_traces
+from tests.reference.reference import ReferenceModels, compare
+from tests.reference.rules import Alone
 from tokenflow.router import Router
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +31,7 @@ async def test_answers_and_traces_equal_the_naive_reference(
     wrong = []
     async with Router("recipes/demo.yaml", overrides=overrides) as router:
         for tau in TAUS:
-            wrong += await unexcused(router, recorded, tau, concurrency, count)
+            wrong += await unexcused(router, recorded, r_stitch(tau), concurrency, count, {"tau": tau})
     assert not wrong
 
 
@@ -58,5 +60,5 @@ async def test_with_the_same_weights_on_both_sides_any_tau_gives_the_text_of_one
         )
     assert any(answer.usage.handoffs for answer in answers)
     # At tau -1 the large model writes every token but for a first one that it regenerates.
-    expected = [recorded.traces[-1.0, index].tokens for index in range(len(answers))]
+    expected = [recorded.traces[r_stitch(-1.0), index].tokens for index in range(len(answers))]
     assert [tuple(answer.token_ids) for answer in answers] == expected

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.exactness import unexcused
-from tests.reference.record import TAUS, load_traces
+from tests.reference.cases import TAUS, r_stitch
+from tests.reference.record import load_traces
 from tokenflow.router import Router
 
 pytestmark = pytest.mark.anyio
@@ -22,5 +23,5 @@ async def test_every_answer_and_its_trace_equal_the_naive_reference(
     wrong = []
     async with Router("recipes/demo.yaml", overrides=overrides) as router:
         for tau in TAUS:
-            wrong += await unexcused(router, recorded, tau, concurrency, count=300)
+            wrong += await unexcused(router, recorded, r_stitch(tau), concurrency, 300, {"tau": tau})
     assert not wrong

@@ -2,10 +2,11 @@
 
 ::
 
-    python -m tests.reference.record
+    python -m tests.reference.record r_stitch
+    python -m tests.reference.record algorithms
 
-The whole record takes minutes, since nothing is cached; tests read it instead.  It holds for exactly one set
-of weights, prompts and version of the reference: :func:`load_traces` refuses anything else.
+A whole record takes minutes, since nothing is cached; tests read it instead.  It holds for exactly one set of
+weights, prompts, settings and version of the reference: :func:`load_traces` refuses anything else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,29 +26,53 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from transformers import AutoTokenizer
 
-from tests.reference.reference import VERSION, LastLogits, NearTie, ReferenceModels, RStitch, Trace
+from tests.reference.cases import DEMO, Case, Speculation, algorithm_cases, r_stitch_cases
+from tests.reference.reference import VERSION, Model, NearTie, Output, ReferenceModels, Trace
 
-DEMO = Path(__file__).parents[2] / "recipes" / "demo"
-MODELS: Mapping[str, Path] = {"slm": DEMO / "small", "llm": DEMO / "large"}
-TRACES = Path(__file__).parent / "traces" / "r_stitch.jsonl.gz"
-TAUS = (-1.0, 0.01, 0.03, 0.1, 1.0)
+Setting = Case | Speculation
 
-Job = tuple[int, list[int], Sequence[float], int]
-"""Index of a prompt, its token ids, the taus, most output tokens."""
+
+@dataclass(frozen=True)
+class Record:
+    """What is recorded: settings by name, over the first ``count`` prompts.
+
+    The settings use ``files`` of the demo beside their models.
+    """
+
+    name: str
+    cases: Callable[[], Mapping[str, Setting]]
+    count: int
+    files: tuple[str, ...] = ()
+    max_tokens: int = 400
+    folder: Path = Path(__file__).parent / "traces"
+
+    @property
+    def path(self) -> Path:
+        """The file that holds it."""
+        return self.folder / f"{self.name}.jsonl.gz"
+
+
+R_STITCH = Record("r_stitch", r_stitch_cases, 300)
+ALGORITHMS = Record(
+    "algorithms", algorithm_cases, 200, ("heads/r2r/default_router.pt", "heads/citer/citer_mlp.pth")
+)
+RECORDS = {record.name: record for record in (R_STITCH, ALGORITHMS)}
 
 
 class StaleTraces(Exception):
-    """The recorded traces are of other weights or prompts, or of another version of the reference."""
+    """The recorded traces are of other weights, prompts or settings, or of an older reference."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Recorded traces of R-Stitch by (tau, index of the prompt), and the token ids of the prompts."""
+    """Recorded traces by (name of the setting, index of the prompt), and the token ids of the prompts.
 
-    traces: Mapping[tuple[float, int], Trace]
+    The seed of a request is the index of its prompt.
+    """
+
+    traces: Mapping[tuple[str, int], Trace]
     prompts: Sequence[list[int]]
     max_tokens: int
 
@@ -69,38 +94,40 @@ def encode(rows: Sequence[Mapping[str, Any]], model: Path) -> list[list[int]]:
     ]
 
 
-def load_traces(models: Mapping[str, Path] = MODELS, path: Path = TRACES) -> Recorded:
-    """Read the record.
+def load_traces(record: Record = R_STITCH, demo: Path = DEMO) -> Recorded:
+    """Read a record.
 
-    :param models: the directories of the models that are to be compared with it.
-    :raises StaleTraces: if it was made with other weights, prompts or reference; says which.
+    :param demo: where the models and heads are that are to be compared with it.
+    :raises StaleTraces: if it was made with other weights, prompts, settings or reference; says which.
     """
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
+    with gzip.open(record.path, "rt", encoding="utf-8") as lines:
         head, *rows = map(json.loads, lines)
-    prompts = encode(eval_rows(head["count"]), models["slm"])
-    now = _head(models, prompts, head["max_tokens"])
+    prompts = encode(eval_rows(head["count"]), DEMO / "small")
+    now = _head(record, prompts, demo)
     stale = [key for key in now if head[key] != now[key]]
     if stale:
-        raise StaleTraces(f"{path}: other {', '.join(stale)}; record anew: python -m tests.reference.record")
+        raise StaleTraces(
+            f"{record.path}: other {', '.join(stale)}; record anew: "
+            f"python -m tests.reference.record {record.name}"
+        )
     return Recorded(
-        traces={(row["tau"], row["prompt"]): _unpacked(row) for row in rows},
+        traces={(row["case"], row["prompt"]): _unpacked(row) for row in rows},
         prompts=prompts,
         max_tokens=head["max_tokens"],
     )
 
 
-def record(path: Path, taus: Sequence[float], count: int, max_tokens: int, processes: int) -> Iterator[int]:
+def write(record: Record, processes: int) -> Iterator[int]:
     """Compute and write all traces; yields how many prompts are done.
 
     :param processes: how many compute; 1 is this one.
     """
-    prompts = encode(eval_rows(count), MODELS["slm"])
-    jobs: list[Job] = [(index, prompt, taus, max_tokens) for index, prompt in enumerate(prompts)]
-    head = _head(MODELS, prompts, max_tokens)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.parent.mkdir(exist_ok=True)
+    prompts = encode(eval_rows(record.count), DEMO / "small")
+    head = _head(record, prompts, DEMO)
+    partial = record.path.with_name(f"{record.path.name}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
     with (
-        _answers(jobs, processes) as answers,
+        _answers(record, prompts, processes) as answers,
         partial.open("wb") as raw,
         # Without a name and a time in it, the same traces give the same file.
         gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file,
@@ -110,19 +137,37 @@ def record(path: Path, taus: Sequence[float], count: int, max_tokens: int, proce
             for row in rows:
                 file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
             yield done
-    partial.replace(path)
+    partial.replace(record.path)
 
 
-def _head(models: Mapping[str, Path], prompts: Sequence[list[int]], max_tokens: int) -> dict[str, Any]:
+def load_models(cases: Mapping[str, Setting], demo: Path = DEMO) -> dict[str, ReferenceModels]:
+    """The models of each setting; a checkpoint is loaded once."""
+    sets = {tuple(case.models.items()) for case in cases.values()}
+    networks = ReferenceModels.load({folder: demo / folder for models in sets for _, folder in models})
+    loaded = {}
+    for name, case in cases.items():
+        paths = {member: demo / folder for member, folder in case.models.items()}
+        limit = min(len(AutoTokenizer.from_pretrained(path)) for path in paths.values())
+        loaded[name] = ReferenceModels(
+            models={member: networks.models[folder] for member, folder in case.models.items()},
+            vocab_limit=limit,
+            eos=networks.eos,
+            never={member: networks.never[folder] for member, folder in case.models.items()},
+        )
+    return loaded
+
+
+def _head(record: Record, prompts: Sequence[list[int]], demo: Path) -> dict[str, Any]:
+    cases = record.cases()
+    folders = sorted({folder for case in cases.values() for folder in case.models.values()})
+    files = [*(f"{folder}/model.safetensors" for folder in folders), *record.files]
     return {
         "reference": VERSION,
-        "weights": {
-            name: hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest()
-            for name, directory in models.items()
-        },
+        "weights": {name: hashlib.sha256((demo / name).read_bytes()).hexdigest() for name in files},
         "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "settings": {name: repr(case) for name, case in cases.items()},
         "count": len(prompts),
-        "max_tokens": max_tokens,
+        "max_tokens": record.max_tokens,
     }
 
 
@@ -148,62 +193,64 @@ def _unpacked(row: Mapping[str, Any]) -> Trace:
     )
 
 
-_models: ReferenceModels
+_record: Record
+_models: Mapping[str, ReferenceModels]
 
 
 @contextmanager
-def _answers(jobs: Sequence[Job], processes: int) -> Iterator[Iterator[list[dict[str, Any]]]]:
+def _answers(
+    record: Record, prompts: Sequence[list[int]], processes: int
+) -> Iterator[Iterator[list[dict[str, Any]]]]:
     if processes == 1:
-        _load(MODELS)
-        yield map(_answer, jobs)
+        _load(record)
+        yield map(_answer, enumerate(prompts))
     else:
         with ProcessPoolExecutor(
-            processes, get_context("spawn"), initializer=_load, initargs=(MODELS,)
+            processes, get_context("spawn"), initializer=_load, initargs=(record,)
         ) as pool:
-            yield pool.map(_answer, jobs)
+            yield pool.map(_answer, enumerate(prompts))
 
 
-def _load(models: Mapping[str, Path]) -> None:
-    global _models
-    _models = ReferenceModels.load(models)
+def _load(record: Record) -> None:
+    global _record, _models
+    _record, _models = record, load_models(record.cases())
 
 
-def _answer(job: Job) -> list[dict[str, Any]]:
+def _answer(job: tuple[int, list[int]]) -> list[dict[str, Any]]:
     """The traces of one prompt.
 
-    Whole prefixes recur from one tau to the next; each is run once.
+    Whole prefixes recur from one setting to the next; each is run once.
     """
-    index, prompt, taus, max_tokens = job
-    known: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+    index, prompt = job
+    known: dict[tuple[Model, tuple[int, ...]], Output] = {}
 
-    def once(name: str, model: LastLogits) -> LastLogits:
-        def last_logits(ids: Sequence[int]) -> Tensor:
-            key = name, tuple(ids)
+    def once(model: Model) -> Model:
+        def run(ids: Sequence[int]) -> Output:
+            key = model, tuple(ids)
             if key not in known:
                 known[key] = model(ids)
             return known[key]
 
-        return last_logits
+        return run
 
-    models = replace(_models, models={name: once(name, model) for name, model in _models.models.items()})
-    return [
-        {"tau": tau, "prompt": index, **_packed(models.run(RStitch(tau), prompt, max_tokens))} for tau in taus
-    ]
+    rows = []
+    for name, case in _record.cases().items():
+        own = _models[name]
+        models = replace(own, models={member: once(model) for member, model in own.models.items()})
+        trace = case.trace(models, prompt, index, _record.max_tokens)
+        rows.append({"case": name, "prompt": index, **_packed(trace)})
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.reference.record", description=__doc__)
-    parser.add_argument("--output", type=Path, default=TRACES)
-    parser.add_argument("--tau", type=float, nargs="+", default=TAUS)
-    parser.add_argument("--prompts", type=int, default=300)
-    parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("record", choices=RECORDS)
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
+    record = RECORDS[arguments.record]
     started = time.monotonic()
-    for done in record(
-        arguments.output, arguments.tau, arguments.prompts, arguments.max_tokens, arguments.processes
-    ):
-        if done % 10 == 0 or done == arguments.prompts:
+    for done in write(record, arguments.processes):
+        if done % 10 == 0 or done == record.count:
             print(f"{done} prompts, {time.monotonic() - started:.0f} s", file=sys.stderr)
 
 

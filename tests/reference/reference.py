@@ -1,15 +1,16 @@
 """The naive sequential reference of token-level routing.
 
 One request at a time; at every step one model is run over the whole prefix, without any cache, and a plain
-Python rule decides what becomes of its token.  It shares no code with the package: ``transformers`` runs the
-models, and the signals are written out again.
+Python rule decides what becomes of its token.  It shares no code with the package but its random numbers:
+``transformers`` runs the models, and signals and rules are written out again (:mod:`tests.reference.rules`).
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -17,21 +18,34 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tokenflow.random import DRAW, uniform
+
 VERSION = 1
 """Rises when recorded traces of an older reference must not be used any more."""
 
 NEAR_TIE = 1e-5
 """Two logits, or a signal and its threshold, that are closer than this may order either way."""
 
-LastLogits = Callable[[Sequence[int]], Tensor]
-"""A model: all token ids so far to the raw next-token logits, float32 [V]."""
+
+class Output(NamedTuple):
+    """The last position of a forward pass: raw logits, float32 [V], and hidden state after the final norm."""
+
+    logits: Tensor
+    hidden: Tensor
 
 
-class Step(NamedTuple):
+Model = Callable[[Sequence[int]], Output]
+"""Runs over all token ids so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
     """What a rule sees after a model sampled a token.
 
     ``logits`` are raw, float32 [V].  ``position`` is the token's output index, from 0.  ``run_length`` counts
-    the tokens committed by this model since the request came to it, ``token`` included.
+    the tokens committed by this model since the request came to it, ``token`` included.  ``output`` and
+    ``writers`` are the committed output before ``token``; ``earlier`` are the request's earlier steps at this
+    model, those of dropped tokens included.  ``draw`` is the random number of the position after ``token``.
     """
 
     model: str
@@ -39,6 +53,11 @@ class Step(NamedTuple):
     token: int
     position: int
     run_length: int
+    hidden: Tensor = field(default_factory=lambda: torch.zeros(0))
+    output: tuple[int, ...] = ()
+    writers: tuple[str, ...] = ()
+    earlier: tuple[Step, ...] = ()
+    draw: float = 0.0
 
 
 class Decision(NamedTuple):
@@ -71,54 +90,11 @@ def drop_and_go_to(model: str, gap: float = math.inf) -> Decision:
 class Rule(Protocol):
     """A routing algorithm."""
 
-    @property
-    def entry(self) -> str:
-        """The model that writes the first token."""
+    def first(self, draw: float) -> str:
+        """The model that writes the first token; ``draw`` is the random number of that position."""
 
     def decide(self, step: Step) -> Decision:
         """What becomes of the token just sampled."""
-
-
-@dataclass(frozen=True)
-class Alone:
-    """One model writes everything."""
-
-    entry: str
-
-    def decide(self, step: Step) -> Decision:
-        return stay()
-
-
-@dataclass(frozen=True)
-class RStitch:
-    """R-Stitch (arXiv 2507.17307, section 3): the small model's uncertain tokens are rewritten by the large
-    one, which writes until it is certain."""
-
-    tau: float
-    slm: str = "slm"
-    llm: str = "llm"
-
-    @property
-    def entry(self) -> str:
-        return self.slm
-
-    def decide(self, step: Step) -> Decision:
-        signal = entropy(step.logits)
-        gap = abs(signal - self.tau)
-        if step.model == self.slm:
-            return drop_and_go_to(self.llm, gap) if signal > self.tau else stay(gap)
-        return keep_and_go_to(self.slm, gap) if signal <= self.tau else stay(gap)
-
-
-def entropy(logits: Tensor) -> float:
-    """Entropy of softmax(logits) over the full width V, divided by ln V: in [0, 1], computed in float32.
-
-    An impossible token (logit -inf, or a probability that underflows) adds nothing.
-    """
-    z = logits.float()
-    p = z.softmax(-1)
-    expected = torch.where(p > 0, p * z, 0.0).sum()
-    return float(((z.logsumexp(-1) - expected) / math.log(len(z))).clamp(0, 1))
 
 
 class NearTie(NamedTuple):
@@ -144,14 +120,16 @@ class Trace:
 
 @dataclass(frozen=True)
 class ReferenceModels:
-    """The models of a recipe.
+    """The models of a recipe, in its order.
 
-    Ids from ``vocab_limit`` on are never sampled; any id of ``eos`` ends a response.
+    Ids from ``vocab_limit`` on are never sampled, nor are those that a model has in ``never``; any id of
+    ``eos`` ends a response.
     """
 
-    models: Mapping[str, LastLogits]
+    models: Mapping[str, Model]
     vocab_limit: int
     eos: frozenset[int]
+    never: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, paths: Mapping[str, Path]) -> ReferenceModels:
@@ -163,27 +141,54 @@ class ReferenceModels:
             ids = network.generation_config.eos_token_id
             eos.update(ids if isinstance(ids, list) else [ids])
         return cls(
-            models={name: _last_logits(network) for name, network in networks.items()},
+            models={name: _model(network) for name, network in networks.items()},
             vocab_limit=min(len(AutoTokenizer.from_pretrained(path)) for path in paths.values()),
             eos=frozenset(eos),
+            never={name: _never(path) for name, path in paths.items()},
         )
 
-    def run(self, rule: Rule, prompt_ids: Sequence[int], max_tokens: int) -> Trace:
-        """Write one response, greedily.
+    def run(
+        self,
+        rule: Rule,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        *,
+        seed: int = 0,
+        temperature: float = 0.0,
+    ) -> Trace:
+        """Write one response; greedily at temperature 0.
 
         :raises RuntimeError: if a model gives up a position a second time: the rule would never end.
         """
         tokens: list[int] = []
         writers: list[str] = []
         near: list[NearTie] = []
+        earlier: dict[str, list[Step]] = {name: [] for name in self.models}
         gave_up: set[str] = set()
-        model, run_length, handoffs, dropped = rule.entry, 0, 0, 0
+        model, run_length, handoffs, dropped = rule.first(uniform(seed, 0, 0, 0, DRAW)), 0, 0, 0
         while True:
             position = len(tokens)
-            logits = self.models[model]([*prompt_ids, *tokens])
-            best = logits[: self.vocab_limit].topk(2)
-            token, margin = int(best.indices[0]), float(best.values[0] - best.values[1])
-            decision = rule.decide(Step(model, logits, token, position, run_length + 1))
+            logits, hidden = self.models[model]([*prompt_ids, *tokens])
+            if temperature:
+                code = 1 + list(self.models).index(model)
+                number = uniform(seed, 0, position, code, "token")
+                token, margin = self.draw(model, logits, temperature, number)
+            else:
+                token, margin = self.best(model, logits)
+            step = Step(
+                model,
+                logits,
+                token,
+                position,
+                run_length + 1,
+                hidden,
+                tuple(tokens),
+                tuple(writers),
+                tuple(earlier[model]),
+                uniform(seed, 0, position + 1, 0, DRAW),
+            )
+            earlier[model].append(step)
+            decision = rule.decide(step)
             if decision.gap < NEAR_TIE:
                 near.append(NearTie(position, model, "route", decision.gap))
             if decision.keep:
@@ -204,6 +209,64 @@ class ReferenceModels:
             if decision.to is not None:
                 model, run_length = decision.to, 0
                 handoffs += 1
+
+    def speculate(self, prompt_ids: Sequence[int], max_tokens: int, draft: int, slm: str, llm: str) -> Trace:
+        """Speculative decoding, greedily: ``slm`` drafts, ``llm`` checks and writes one token."""
+        tokens: list[int] = []
+        writers: list[str] = []
+        near: list[NearTie] = []
+        final, handoffs, dropped = 0, 0, 0
+
+        def ask(model: str, position: int) -> int:
+            token, margin = self.best(model, self.models[model]([*prompt_ids, *tokens[:position]]).logits)
+            if margin < NEAR_TIE:
+                near.append(NearTie(position, model, "token", margin))
+            return token
+
+        while True:
+            for _ in range(draft):
+                tokens.append(ask(slm, len(tokens)))
+                writers.append(slm)
+            handoffs += 1
+            checked = final
+            while (own := ask(llm, checked)) == (tokens[checked] if checked < len(tokens) else None):
+                checked += 1
+            dropped += len(tokens) - checked
+            tokens[checked:], writers[checked:] = [own], [llm]
+            for position in range(final, len(tokens)):
+                stops = tokens[position] in self.eos
+                if stops or position + 1 == max_tokens:
+                    end = position + 1
+                    return Trace(
+                        tuple(tokens[:end]),
+                        tuple(writers[:end]),
+                        tuple(near),
+                        "stop" if stops else "length",
+                        handoffs,
+                        dropped,
+                    )
+            final = len(tokens)
+            handoffs += 1
+
+    def best(self, model: str, logits: Tensor) -> tuple[int, float]:
+        """The most probable token, and how far the next one is behind, in logits."""
+        first = self._legal(model, logits).topk(2)
+        return int(first.indices[0]), float(first.values[0] - first.values[1])
+
+    def draw(self, model: str, logits: Tensor, temperature: float, number: float) -> tuple[int, float]:
+        """The token at ``number`` in [0, 1) of the distribution, laid out in the order of the ids.
+
+        Comes with how far the number is from where another token begins.
+        """
+        ends = (self._legal(model, logits).double() / temperature).softmax(-1).cumsum(-1)
+        token = int((ends <= number).sum())
+        begins = float(ends[token - 1]) if token else -math.inf
+        return token, min(number - begins, float(ends[token]) - number)
+
+    def _legal(self, model: str, logits: Tensor) -> Tensor:
+        legal = logits[: self.vocab_limit].clone()
+        legal[[token for token in self.never.get(model, ()) if token < self.vocab_limit]] = -math.inf
+        return legal
 
 
 @dataclass(frozen=True)
@@ -257,11 +320,16 @@ def _network(path: Path) -> Any:
     return network.eval()
 
 
-def _last_logits(network: Any) -> LastLogits:
+def _model(network: Any) -> Model:
     @torch.inference_mode()
-    def last_logits(ids: Sequence[int]) -> Tensor:
-        output = network(input_ids=torch.tensor([ids]), use_cache=False, logits_to_keep=1)
-        logits: Tensor = output.logits[0, -1]
-        return logits
+    def model(ids: Sequence[int]) -> Output:
+        hidden = network.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0, -1]
+        return Output(network.lm_head(hidden), hidden)
 
-    return last_logits
+    return model
+
+
+def _never(path: Path) -> frozenset[int]:
+    """The deferral token of a Co-LLM checkpoint is a signal and no text."""
+    defer_id = json.loads((path / "config.json").read_text(encoding="utf-8")).get("defer_token_id")
+    return frozenset() if defer_id is None else frozenset({defer_id})

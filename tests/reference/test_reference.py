@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.reference.record import MODELS, encode, eval_rows
+from tests.reference.cases import DEMO
+from tests.reference.record import encode, eval_rows
 from tests.reference.reference import (
     NEAR_TIE,
-    Alone,
     Decision,
     NearTie,
+    Output,
     ReferenceModels,
-    RStitch,
     Step,
     Trace,
     compare,
     difference,
     drop_and_go_to,
-    entropy,
     keep_and_go_to,
     stay,
 )
+from tests.reference.rules import Alone, RStitch, entropy
 
 EOS = 0
 SURE, UNSURE = 12.0, 0.5
@@ -41,7 +41,7 @@ def models(eos: frozenset[int] = frozenset({EOS}), **scripts: list[Tensor]) -> R
     """Models that answer by position: the number of tokens after a prompt of one."""
 
     def scripted(script: list[Tensor]) -> Any:
-        return lambda ids: script[len(ids) - 1]
+        return lambda ids: Output(script[len(ids) - 1], torch.zeros(0))
 
     return ReferenceModels({name: scripted(script) for name, script in scripts.items()}, 5, eos)
 
@@ -99,15 +99,13 @@ def test_ids_beyond_the_tokenizer_are_in_the_entropy_but_never_sampled() -> None
     z = torch.tensor([0.0, 1.0, 0.0, 9.0, 9.0])
     seen: list[Step] = []
 
-    class Spy:
-        entry = "slm"
-
+    class Spy(Alone):
         def decide(self, step: Step) -> Decision:
             seen.append(step)
             return stay()
 
-    reference = ReferenceModels({"slm": lambda ids: z}, 3, frozenset())
-    assert reference.run(Spy(), [1], 2).tokens == (1, 1)
+    reference = ReferenceModels({"slm": lambda ids: Output(z, z)}, 3, frozenset())
+    assert reference.run(Spy("slm"), [1], 2).tokens == (1, 1)
     assert all(torch.equal(step.logits, z) for step in seen)
     assert [(step.position, step.run_length) for step in seen] == [(0, 1), (1, 2)]
 
@@ -126,14 +124,12 @@ def test_near_ties_of_tokens_and_routes_are_recorded_where_they_matter() -> None
 
 
 def test_a_rule_that_would_never_end_is_an_error() -> None:
-    class Bouncing:
-        entry = "slm"
-
+    class Bouncing(Alone):
         def decide(self, step: Step) -> Decision:
             return drop_and_go_to("llm" if step.model == "slm" else "slm")
 
     with pytest.raises(RuntimeError, match="slm gave up position 0 twice"):
-        models(slm=[logits(1)], llm=[logits(1)]).run(Bouncing(), [1], 5)
+        models(slm=[logits(1)], llm=[logits(1)]).run(Bouncing("slm"), [1], 5)
 
 
 TRACE = Trace((1, 2, 3), ("slm", "llm", "slm"), (), "stop", 0, 0)
@@ -174,9 +170,9 @@ def test_only_a_near_tie_there_or_before_excuses_a_difference(tie_at: int, excus
 
 def test_one_model_alone_writes_what_generate_writes() -> None:
     rows = eval_rows(6)
-    reference = ReferenceModels.load({"slm": MODELS["slm"]})
-    network: Any = AutoModelForCausalLM.from_pretrained(MODELS["slm"], dtype=torch.float32)
-    for prompt in encode(rows, MODELS["slm"]):
+    reference = ReferenceModels.load({"slm": DEMO / "small"})
+    network: Any = AutoModelForCausalLM.from_pretrained(DEMO / "small", dtype=torch.float32)
+    for prompt in encode(rows, DEMO / "small"):
         trace = reference.run(Alone("slm"), prompt, 60)
         with torch.inference_mode():
             ids = network.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=60, pad_token_id=0)
