@@ -211,6 +211,8 @@ def test_no_end_before_the_least_number_of_tokens() -> None:
     one = {"min_tokens": 3, "stop_token_ids": (8,)}
     tokens = [sampler()(logits, [draw(output=[1] * n, **one)])[0].token for n in range(5)]
     assert tokens == [0, 0, 0, 5, 5]
+    biased = draw(min_tokens=3, logit_bias={5: 10.0}, temperature=1.0, top_logprobs=VOCAB)
+    assert {best.id for best in sampler()(logits, [biased])[0].top} == set(range(VOCAB)) - set(EOS)
 
 
 def test_an_end_is_drawn_early_if_there_is_nothing_else() -> None:
