@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,13 +68,13 @@ def rows(capacity: int, max_open: int = 4, reuse: bool = True) -> RowCache:
     )
 
 
-@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)), st.integers(0, 30))
+@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)), st.integers(-1, 30))
 def test_the_common_prefix_is_what_a_loop_finds(a: list[int], b: list[int], limit: int) -> None:
     expected = 0
     while expected < min(len(a), len(b), limit) and a[expected] == b[expected]:
         expected += 1
     assert common_prefix(a, b, limit) == expected
-    assert common_prefix(a, [*a, *b], limit) == min(len(a), limit)
+    assert common_prefix(a, [*a, *b], limit) == max(0, min(len(a), limit))
 
 
 def test_a_block_is_found_under_its_whole_prefix_only() -> None:
@@ -183,6 +184,18 @@ def test_a_failed_step_leaves_the_cache_as_it_was(
     torch.testing.assert_close(*outputs)
 
 
+def test_a_step_whose_logits_fail_does_not_count(model: Path) -> None:
+    subject = engine(model, paged=False)
+    slot, _ = subject.open([1, 2])
+    good = subject._weights
+    subject._weights = replace(good, head=torch.zeros(4, 7))
+    with pytest.raises(EngineError, match="forward pass of 2 tokens failed: .*shape"):
+        subject.step([Extend(slot, [1, 2])])
+    assert subject.length(slot) == 0
+    subject._weights = good
+    assert subject.step([Extend(slot, [1, 2])]).logits.shape == (1, VOCAB)
+
+
 def _out_of_memory(*_: object) -> None:
     raise RuntimeError("out of memory")
 
@@ -208,6 +221,30 @@ def test_a_released_row_is_taken_over_only_if_nothing_of_it_is_lost() -> None:
     assert (branch != first, cached) == (True, 40)
     continued, cached = cache.open([1] * 50 + [3])
     assert (continued, cached) == (first, 50)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=8), st.booleans()), min_size=1, max_size=8
+    )
+)
+def test_the_longest_prefix_of_all_rows_is_found(prompts: list[tuple[list[int], bool]]) -> None:
+    cache = rows(1000, max_open=8)
+    seen: list[list[int]] = []
+    for prompt, stays in prompts:
+        shared = [
+            next(
+                (i for i, pair in enumerate(zip(old, prompt, strict=False)) if len(set(pair)) == 2), len(old)
+            )
+            for old in seen
+        ]
+        slot, cached = cache.open(prompt)
+        assert cached == max((min(n, len(prompt) - 1) for n in shared), default=0)
+        fill(cache, slot, prompt[cached:])
+        seen.append(prompt)
+        if not stays:
+            cache.release(slot)
 
 
 def test_the_oldest_prefix_makes_room_first() -> None:

@@ -213,13 +213,17 @@ class RowCache:
 
     def _longest_prefix(self, tokens: list[int]) -> tuple[int | None, int]:
         """The row that shares most first tokens; of equals one that can be taken over as it is."""
-        best: tuple[int, bool, int] = (0, False, -1)
+        source, best = None, 0
         for index, row in enumerate(self._rows):
-            if row.tokens:
-                shared = common_prefix(row.tokens, tokens, len(tokens) - 1)
-                best = max(best, (shared, not row.open and shared == len(row.tokens), index))
-        shared, _, index = best
-        return (index, shared) if shared else (None, 0)
+            held = row.tokens
+            # Only a row that agrees in the next token can share more, which spares most comparisons.
+            longer = len(held) > best and best < len(tokens) - 1 and held[best] == tokens[best]
+            whole = len(held) == best and not row.open
+            if best and whole and held == tokens[:best]:
+                source = index
+            elif longer and (shared := common_prefix(held, tokens, len(tokens) - 1)) > best:
+                source, best = index, shared
+        return source, best
 
     def _place(self, source: int | None, shared: int) -> int:
         """The row of a new slot: the source if nothing of it is lost, else an empty row, else the oldest."""
