@@ -189,7 +189,7 @@ def test_a_step_whose_logits_fail_does_not_count(model: Path) -> None:
     slot, _ = subject.open([1, 2])
     good = subject._weights
     subject._weights = replace(good, head=torch.zeros(4, 7))
-    with pytest.raises(EngineError, match="forward pass of 2 tokens failed: .*shape"):
+    with pytest.raises(EngineError, match=r"forward pass of 2 tokens failed: .*shape"):
         subject.step([Extend(slot, [1, 2])])
     assert subject.length(slot) == 0
     subject._weights = good
