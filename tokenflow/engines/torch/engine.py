@@ -48,12 +48,23 @@ class TorchEngine:
         path = Path(config.path)
         self._spec = spec = read_spec(path, config.context_length)
         self._device = device
-        self._weights = load_weights(path, spec, config.dtype, device)
-        self._dtype = self._weights.embed.dtype
-        self._rope = Rope(spec.rope, spec.head_dim, self._dtype, device)
-        self._cache: KVCache = _cache(
-            spec, self._dtype, device, config, device.type != "cpu" if paged is None else paged, block_size
-        )
+        try:
+            self._weights = load_weights(path, spec, config.dtype, device)
+            self._dtype = self._weights.embed.dtype
+            self._rope = Rope(spec.rope, spec.head_dim, self._dtype, device)
+            self._cache: KVCache = _cache(
+                spec,
+                self._dtype,
+                device,
+                config,
+                device.type != "cpu" if paged is None else paged,
+                block_size,
+            )
+        except RuntimeError as error:
+            raise ModelLoadError(
+                f"{path}: the weights or the KV cache do not fit on {device}: {error}; "
+                "choose a smaller dtype, kv_cache or context_length, or another device"
+            ) from error
         self._info = EngineInfo(
             vocab_size=spec.vocab_size,
             hidden_size=spec.hidden_size,
@@ -211,6 +222,8 @@ def _cache(
     block_size: int,
 ) -> KVCache:
     capacity = config.kv_cache or _default_capacity(spec, dtype, device, config.max_requests)
+    if capacity < (least := block_size if paged else 1):
+        raise ModelLoadError(f"kv_cache of {capacity} tokens is too small: it must hold {least} at least")
     if paged:
         return PagedCache(
             spec,
