@@ -54,11 +54,11 @@ def engine(model: Path, paged: bool, **config: object) -> TorchEngine:
     return TorchEngine(ModelConfig(path=str(model), **config), paged=paged)  # type: ignore[arg-type]
 
 
-def fill(cache: RowCache, slot: int, tokens: list[int]) -> None:
-    """Feed ``tokens`` with keys and values of one."""
+def fill(cache: RowCache, slot: int, tokens: list[int], value: float = 1.0) -> None:
+    """Feed ``tokens`` with keys and values of ``value``."""
     plan = cache.plan([Feed(slot, tokens)])
     for layer in range(SPEC.layers):
-        cache.write(layer, torch.ones(len(tokens), 2 * SPEC.kv_heads, SPEC.head_dim), plan)
+        cache.write(layer, torch.full((len(tokens), 2 * SPEC.kv_heads, SPEC.head_dim), value), plan)
     cache.commit(plan)
 
 
@@ -217,10 +217,40 @@ def test_a_released_row_is_taken_over_only_if_nothing_of_it_is_lost() -> None:
     first, _ = cache.open([1] * 50)
     fill(cache, first, [1] * 50)
     cache.release(first)
-    branch, cached = cache.open([1] * 40 + [2] * 10)
-    assert (branch != first, cached) == (True, 40)
-    continued, cached = cache.open([1] * 50 + [3])
-    assert (continued, cached) == (first, 50)
+    assert cache.open([1] * 40 + [2] * 10).cached == 40
+    assert cache._held == 90
+    assert cache.open([1] * 50 + [3]).cached == 50
+    assert cache._held == 90
+
+
+def test_open_rows_stay_neighbours_and_prefixes_move_out_of_the_way() -> None:
+    cache = rows(4000, max_open=4)
+    slots = [cache.open([seed]).slot for seed in range(4)]
+    for seed, slot in enumerate(slots):
+        fill(cache, slot, [seed] * 20)
+    for turn in range(4, 30):
+        gone = slots.pop(turn % 4)
+        cache.release(gone)
+        slot, cached = cache.open([turn] * 20)
+        assert (slot, cached) == (gone, 0)
+        fill(cache, slot, [turn] * 20)
+        slots.append(slot)
+        recent = [turn - back for back in range(1, 5)]
+        assert sum(row.tokens[:1] == [seed] for row in cache._rows for seed in recent) == 4
+    assert sorted(slots) == [0, 1, 2, 3]
+    assert sum(bool(row.tokens) for row in cache._rows) == 8
+
+
+def test_moved_keys_and_values_are_those_of_their_tokens() -> None:
+    cache = rows(4000, max_open=2)
+    for seed in range(1, 9):
+        slot, _ = cache.open([seed] * 5)
+        fill(cache, slot, [seed] * 5, value=float(seed))
+        cache.release(slot)
+    for row, block in zip(cache._rows, cache._arena.unbind(1), strict=True):
+        assert len(row.tokens) == 5
+        assert bool((block[:, :, :5] == row.tokens[0]).all())
+    assert sorted(row.tokens[0] for row in cache._rows) == [5, 6, 7, 8]
 
 
 @settings(max_examples=50, deadline=None)

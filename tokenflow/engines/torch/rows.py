@@ -106,19 +106,17 @@ class RowCache:
             raise EngineError(f"all {self._max_open} slots are taken; release one first")
         wanted = list(tokens)
         source, shared = self._longest_prefix(wanted) if self._reuse else (None, 0)
-        slot = self._place(source, shared)
-        row = self._rows[slot]
-        if slot == source:
+        slot = next(i for i, row in enumerate(self._rows) if not row.open)
+        if source == slot:
+            if self._held + shared <= self.capacity and len(self._rows[slot].tokens) > shared:
+                self._move_away(slot, None)
             self._cut(slot, shared)
         else:
+            self._move_away(slot, source)
             self._cut(slot, 0)
-            shared = min(shared, self._make_room(shared))
-            if source is not None and shared:
-                self._arena[:, slot, :, :shared] = self._arena[:, source, :, :shared]
-                row.tokens = wanted[:shared]
-                self._held += shared
-                self._touch(source)
-        row.open = True
+            if source is not None:
+                shared = self._borrow(source, slot, shared)
+        self._rows[slot].open = True
         return Opened(slot, shared)
 
     def length(self, slot: int) -> int:
@@ -225,25 +223,44 @@ class RowCache:
                 source, best = index, shared
         return source, best
 
-    def _place(self, source: int | None, shared: int) -> int:
-        """The row of a new slot: the source if nothing of it is lost, else an empty row, else the oldest."""
-        if source is not None and not self._rows[source].open and len(self._rows[source].tokens) == shared:
-            return source
-        empty = next((i for i, row in enumerate(self._rows) if not row.open and not row.tokens), None)
-        fits = self._held + shared <= self.capacity
-        if empty is not None and fits:
-            return empty
-        if source is not None and not self._rows[source].open and not fits:
-            return source
-        return empty if empty is not None else self._oldest()
+    def _move_away(self, slot: int, source: int | None) -> None:
+        """Copy the tokens of a row that is to be used to another row, unless they are the oldest ones.
 
-    def _oldest(self) -> int:
-        return min((i for i, row in enumerate(self._rows) if not row.open), key=lambda i: self._rows[i].used)
+        New slots take the lowest row that is not open: open rows stay neighbours, and few attention calls
+        serve them all.
+        """
+        row = self._rows[slot]
+        others = [i for i, other in enumerate(self._rows) if not other.open and i not in (slot, source)]
+        if row.tokens and others:
+            spare = min(others, key=lambda i: (bool(self._rows[i].tokens), self._rows[i].used))
+            if not self._rows[spare].tokens or self._rows[spare].used < row.used:
+                self._cut(spare, 0)
+                self._copy(slot, spare, len(row.tokens))
+
+    def _borrow(self, source: int, slot: int, shared: int) -> int:
+        """Give the empty row ``slot`` the first tokens of ``source``, as many as fit; how many it got."""
+        row = self._rows[source]
+        fits = self._held + shared <= self.capacity
+        used_up = not row.open and (len(row.tokens) == shared or not fits)
+        if not used_up:
+            shared = self._make_room(shared)
+        self._copy(source, slot, shared)
+        if used_up:
+            self._cut(source, 0)
+        self._touch(source)
+        return shared
+
+    def _copy(self, source: int, target: int, count: int) -> None:
+        """Copy the first ``count`` tokens of a row to an empty one."""
+        self._arena[:, target, :, :count] = self._arena[:, source, :, :count]
+        self._rows[target].tokens = self._rows[source].tokens[:count]
+        self._rows[target].used = self._rows[source].used
+        self._held += count
 
     def _make_room(self, need: int) -> int:
         """Drop released rows, the oldest first, until ``need`` tokens fit; how many fit."""
         while self._held + need > self.capacity:
-            kept = [i for i, r in enumerate(self._rows) if not r.open and r.tokens]
+            kept = [i for i, row in enumerate(self._rows) if not row.open and row.tokens]
             if not kept:
                 break
             self._cut(min(kept, key=lambda i: self._rows[i].used), 0)
