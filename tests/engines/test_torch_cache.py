@@ -247,7 +247,7 @@ def test_moved_keys_and_values_are_those_of_their_tokens() -> None:
         slot, _ = cache.open([seed] * 5)
         fill(cache, slot, [seed] * 5, value=float(seed))
         cache.release(slot)
-    for row, block in zip(cache._rows, cache._arena.unbind(1), strict=True):
+    for row, block in zip(cache._rows, cache._kv.unbind(1), strict=True):
         assert len(row.tokens) == 5
         assert bool((block[:, :, :5] == row.tokens[0]).all())
     assert sorted(row.tokens[0] for row in cache._rows) == [5, 6, 7, 8]
@@ -324,8 +324,8 @@ def test_rows_touch_memory_for_held_tokens_only_and_give_it_back() -> None:
 
 def resident_bytes(cache: RowCache) -> int:
     """How much of the arena is in memory."""
-    start = cache._arena.data_ptr()
-    stop = start + cache._arena.numel() * cache._arena.element_size()
+    start = cache._kv.data_ptr()
+    stop = start + cache._kv.nbytes
     total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -347,14 +347,14 @@ def test_without_reuse_a_released_row_is_empty_at_once() -> None:
     slot, _ = cache.open([1] * 50)
     fill(cache, slot, [1] * 50)
     cache.release(slot)
-    assert float(cache._arena.abs().max()) == 0.0
+    assert float(cache._kv.abs().max()) == 0.0
 
 
 def test_address_space_that_cannot_be_had_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("tokenflow.engines.torch.rows.mmap.mmap", refuse)
+    monkeypatch.setattr("tokenflow.engines.torch.arena.mmap.mmap", refuse)
     with pytest.raises(ModelLoadError, match="lower kv_cache, context_length or max_requests"):
         rows(1000)
 
@@ -412,7 +412,7 @@ def test_memory_behind_a_row_is_always_zero(data: st.DataObject) -> None:
             elif action == "release":
                 cache.release(slot)
                 del held[slot]
-        filled = (cache._arena != 0).sum((0, 2, 4))
+        filled = (cache._kv != 0).sum((0, 2, 4))
         per_token = SPEC.layers * 2 * SPEC.kv_heads * SPEC.head_dim
         lengths = [len(row.tokens) for row in cache._rows]
         assert (filled > 0).sum(1).tolist() == lengths

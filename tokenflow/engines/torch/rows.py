@@ -8,21 +8,19 @@ key or value is a finite number whatever an earlier request left there.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from math import gcd
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tokenflow.engines.base import Opened
+from tokenflow.engines.torch.arena import Arena
 from tokenflow.engines.torch.config import ModelSpec
 from tokenflow.engines.torch.kv import CausalMasks, Feed, Plan, Queries, Read, blocks_of, integers
 from tokenflow.engines.torch.prefix import common_prefix
-from tokenflow.errors import EngineError, ModelLoadError
+from tokenflow.errors import EngineError
 
 _CALL_COST = 32_768
 """What one more attention call costs, in wasted keys times query channels (measured: about 9 us)."""
@@ -39,7 +37,7 @@ class _Row:
 
 
 class _Strip(NamedTuple):
-    """Where a read lies in a layer: size and offset of its keys; values follow ``kv_heads`` later."""
+    """Where a read lies in a layer: size and offset of its keys; its values lie ``kv_heads`` heads later."""
 
     size: tuple[int, int, int, int]
     offset: int
@@ -56,7 +54,7 @@ class _Places(NamedTuple):
 
 
 class RowCache:
-    """A :class:`~tokenflow.engines.torch.kv.KVCache` of ``rows`` rows.
+    """A :class:`~tokenflow.engines.torch.kv.KVCache` of one row per slot.
 
     :param row_length: most tokens of one row.
     :param capacity: most tokens of all rows, released ones that are kept for their prefix included.
@@ -85,17 +83,12 @@ class RowCache:
         self._kv_heads = spec.kv_heads
         self._channels = spec.heads * spec.head_dim
         rows = 2 * max_open if reuse else max_open
-        self._token_bytes = spec.head_dim * dtype.itemsize
-        per_page = mmap.PAGESIZE // gcd(mmap.PAGESIZE, self._token_bytes)
-        length = -(-row_length // per_page) * per_page
-        shape = (spec.layers, rows, 2 * spec.kv_heads, length, spec.head_dim)
-        self._memory, self._arena = _reserve(shape, dtype, device)
-        self._layers = self._arena.unbind(0)
-        self._by_token = [layer.transpose(1, 2) for layer in self._layers]
-        self._layer_stride, self._row_stride, head, token, channel = self._arena.stride()
-        self._strides = (self._row_stride, head, token, channel)
+        self._arena = Arena(spec, rows, row_length, dtype, device)
+        self._kv = self._arena.tensor
+        self._by_token = [layer.transpose(1, 2) for layer in self._kv]
+        self._layer_stride, *self._strides = self._kv.stride()
         self._head_dim = spec.head_dim
-        self._values = spec.kv_heads * head
+        self._values = spec.kv_heads * self._strides[1]
         self._rows = [_Row() for _ in range(rows)]
         self._held = 0
         self._clock = 0
@@ -173,8 +166,8 @@ class RowCache:
         strip: _Strip = read.where
         offset = layer * self._layer_stride + strip.offset
         return (
-            self._arena.as_strided(strip.size, self._strides, offset),
-            self._arena.as_strided(strip.size, self._strides, offset + self._values),
+            self._kv.as_strided(strip.size, self._strides, offset),
+            self._kv.as_strided(strip.size, self._strides, offset + self._values),
         )
 
     def commit(self, plan: Plan) -> None:
@@ -185,7 +178,7 @@ class RowCache:
     def abandon(self, plan: Plan) -> None:
         for slot, tokens in plan.feeds:
             past = len(self._rows[slot].tokens)
-            self._arena[:, slot, :, past : past + len(tokens)] = 0
+            self._arena.clear(slot, past, past + len(tokens))
 
     def truncate(self, slot: int, length: int) -> None:
         row = self._row(slot)
@@ -252,7 +245,7 @@ class RowCache:
 
     def _copy(self, source: int, target: int, count: int) -> None:
         """Copy the first ``count`` tokens of a row to an empty one."""
-        self._arena[:, target, :, :count] = self._arena[:, source, :, :count]
+        self._arena.copy(source, target, count)
         self._rows[target].tokens = self._rows[source].tokens[:count]
         self._rows[target].used = self._rows[source].used
         self._held += count
@@ -267,34 +260,18 @@ class RowCache:
         return max(0, min(need, self.capacity - self._held))
 
     def _cut(self, slot: int, length: int) -> None:
-        """Forget all but the first ``length`` tokens; what they took is zero again, whole pages are freed."""
+        """Forget all but the first ``length`` tokens."""
         row = self._rows[slot]
         stop = len(row.tokens)
         if length == stop:
             return
-        self._arena[:, slot, :, length:stop] = 0
+        self._arena.clear(slot, length, stop)
         del row.tokens[length:]
         self._held -= stop - length
-        if self._memory is not None:
-            for start, size in self._whole_pages(slot, length, stop):
-                self._memory.madvise(mmap.MADV_DONTNEED, start, size)
-
-    def _whole_pages(self, slot: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """(first byte, bytes) of the pages that tokens ``start`` to ``stop`` fill, per layer and head."""
-        page = mmap.PAGESIZE
-        first = -(-start * self._token_bytes // page) * page
-        size = (-(-stop * self._token_bytes // page) * page) - first
-        if size <= 0:
-            return
-        itemsize = self._arena.element_size()
-        for layer in range(len(self._layers)):
-            base = (layer * self._layer_stride + slot * self._row_stride) * itemsize
-            for head in range(2 * self._kv_heads):
-                yield base + head * self._strides[1] * itemsize + first, size
 
     def _strip(self, slot: int, rows: int, keys: int, queries: tuple[Queries, ...]) -> Read:
         size = (rows, self._kv_heads, keys, self._head_dim)
-        return Read(_Strip(size, slot * self._row_stride), keys, queries)
+        return Read(_Strip(size, slot * self._strides[0]), keys, queries)
 
     def _single_reads(self, rows: Sequence[int], pasts: Sequence[int]) -> Iterator[Read]:
         """Reads of one token in each of the sorted ``rows``, after the ``pasts`` tokens that they hold."""
@@ -330,24 +307,3 @@ def cuts(rows: Sequence[int], keys: Sequence[int], call_cost: int) -> list[int]:
                 start, longest = index, 0
         longest = max(longest, count)
     return [*stops, len(rows)] if rows else stops
-
-
-def _reserve(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[mmap.mmap | None, Tensor]:
-    """An arena of zeros; on a CPU its pages come with the first write."""
-    if device.type != "cpu" or not hasattr(mmap, "MAP_PRIVATE") or not hasattr(mmap, "MADV_DONTNEED"):
-        return None, torch.zeros(shape, dtype=dtype, device=device)
-    size = torch.Size(shape).numel() * dtype.itemsize
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    try:
-        memory = mmap.mmap(-1, size, flags=flags)
-    except OSError as error:
-        raise ModelLoadError(
-            f"cannot reserve {size / 2**30:.1f} GiB of address space for the KV cache ({error}); "
-            "lower kv_cache, context_length or max_requests"
-        ) from error
-    # A huge page would back many rows at once, and each row's first token would touch one per head.
-    with suppress(OSError, AttributeError):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return memory, torch.frombuffer(memory, dtype=dtype).view(shape)
