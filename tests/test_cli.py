@@ -146,7 +146,10 @@ def test_check_describes_a_good_recipe() -> None:
         ([RECIPE, "hi", "--input", EVAL], "give a PROMPT (or - for stdin) or --input FILE, one of the two"),
         ([RECIPE, "hi", "--output", "x"], "--output goes with --input"),
         ([RECIPE, "hi", "--trace", "--json"], "--trace marks the text of one PROMPT"),
-        ([RECIPE, "hi", "--concurrency", "0"], "argument --concurrency: must be a whole number of at least 1, got '0'"),
+        (
+            [RECIPE, "hi", "--concurrency", "0"],
+            "argument --concurrency: must be a whole number of at least 1, got '0'",
+        ),
         ([], "the following arguments are required: RECIPE"),
     ],
 )
@@ -218,3 +221,37 @@ def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
         assert_gone(workers, within_s=0.5)
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
+def test_closed_standard_files_do_no_harm(closed: str) -> None:
+    shell = f"{sys.executable} -m tokenflow.cli run {RECIPE} --chat '93*7=?' {closed}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"
+
+
+def test_a_full_disk_is_one_line() -> None:
+    shell = f"{sys.executable} -m tokenflow.cli check {RECIPE} > /dev/full"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "tokenflow: [Errno 28] No space left on device\n"
+
+
+def test_wrong_settings_are_refused_before_any_model_loads() -> None:
+    done = run("run", RECIPE, "hi", "--temperature", "-1")
+    assert done.returncode == 2
+    assert done.stderr == "tokenflow run: temperature must be at least 0, got -1.0\n"
+
+
+def test_keys_of_an_earlier_run_do_not_pass_for_this_one(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    rows = [
+        {"prompt": "Q: 93*7=?\nA: ", "error": "old"},
+        {"prompt": None, "prompt_ids": [500], "text": "old"},
+    ]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    done = run("run", RECIPE, "--input", str(source), "--json")
+    good, bad = map(json.loads, done.stdout.splitlines())
+    assert "error" not in good
+    assert "text" not in bad and bad["error"]["type"] == "InvalidRequest"

@@ -90,6 +90,6 @@ def test_the_line_of_figures(latency_s: float, rate: str) -> None:
     usage = Usage(10, 4, {"slm": 3, "llm": 1}, handoffs=2, dropped=1)
     completion = Completion("text", (), "stop", usage, Timing(0.125, latency_s), seed=0)
     assert share_line(completion) == (
-        "4 tokens: slm 75.0%, llm 25.0%; 2 hand-offs, 1 tokens dropped; "
+        "4 tokens: slm 75.0%, llm 25.0%; 2 hand-offs, 1 token dropped; "
         f"first token after 0.125 s, {rate} tokens/s"
     )

@@ -430,3 +430,14 @@ async def test_an_error_inside_the_context_comes_out_as_it_is(tmp_path: Path) ->
     with pytest.raises(ZeroDivisionError):
         async with Router(toy_pair(tmp_path)):
             raise ZeroDivisionError
+
+
+async def test_a_router_entered_twice_says_so_and_goes_on(tmp_path: Path) -> None:
+    router = Router(toy_pair(tmp_path))
+    for _ in range(2):
+        async with router:
+            with pytest.raises(RuntimeError, match="running already"):
+                async with router:
+                    pass
+            answer = await router.generate(PROMPT, max_tokens=10)
+            assert (answer.token_ids, answer.models) == expected_pair(PROMPT, 10)

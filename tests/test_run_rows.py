@@ -192,7 +192,7 @@ def test_a_batch_survives_every_kind_of_bad_line(echo: None, tmp_path: Path) -> 
         "prompt must be a text or a list, got int",
         "messages must be a list, got str",
         "prompt_ids must be a list, got str",
-        "prompt must be a text or a list, got NoneType",
+        "line 8 has none of the keys prompt, messages, prompt_ids",
     ]
     assert rows[3]["id"] == "x"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,19 +18,36 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPT = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 failure, 2 usage or recipe, 130 interrupt."""
+    _open_standard_files()
     args = _parse(argv)
     try:
-        return int(args.command(args))
+        code = int(args.command(args))
+        sys.stdout.flush()
+        return code
     except RecipeError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
+        # A second Ctrl-C must not cut the way out short.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("tokenflow: interrupted", file=sys.stderr)
         return EXIT_INTERRUPT
     except BrokenPipeError:
         # Whoever read our output has left; Python must not complain about it at exit either.
         sys.stdout = None
         return EXIT_FAILURE
+    except OSError as error:
+        print(f"tokenflow: {error}", file=sys.stderr)
+        sys.stdout = None
+        return EXIT_FAILURE
+
+
+def _open_standard_files() -> None:
+    """Put /dev/null where standard files are closed: sockets would take their numbers."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), fd)
+            setattr(sys, name, os.fdopen(fd, mode, closefd=False))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

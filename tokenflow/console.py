@@ -59,6 +59,11 @@ def share_line(completion: Completion) -> str:
     shares = ", ".join(f"{name} {count / total:.1%}" for name, count in usage.by_model.items())
     rate = total / timing.latency_s if timing.latency_s else 0.0
     return (
-        f"{total} tokens: {shares}; {usage.handoffs} hand-offs, {usage.dropped} tokens dropped; "
+        f"{_count(total, 'token')}: {shares}; {_count(usage.handoffs, 'hand-off')}, "
+        f"{_count(usage.dropped, 'token')} dropped; "
         f"first token after {timing.ttft_s:.3f} s, {rate:.0f} tokens/s"
     )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

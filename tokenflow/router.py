@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -23,12 +22,10 @@ from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.weights import first_writer
 from tokenflow.errors import ContextTooLong, InvalidRequest, RouterClosed
 from tokenflow.members import Members, load_members
+from tokenflow.prompts import Prompt, check_known_ids, encode, param_values, sampling_params
 from tokenflow.random import DRAW, uniform
 from tokenflow.response import Reader, Response
 from tokenflow.types import Completion, SamplingParams
-
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text as is, token ids, or chat messages (rendered with the entry model's chat template)."""
 
 _STOP_GRACE_S = 5.0
 _LONG_TEXT = 20_000
@@ -56,6 +53,8 @@ class Router:
         overrides: Sequence[str] = (),
         observer: Observer | None = None,
     ) -> None:
+        if isinstance(overrides, str):
+            raise TypeError("overrides is a list of 'key.path=value' strings, got one string")
         if isinstance(recipe, RecipeIR):
             self.recipe = recipe
         else:
@@ -74,6 +73,8 @@ class Router:
         :raises ModelLoadError: if a model cannot be found or loaded, or does not fit the others.
         :raises WorkerDied: if a worker process ends while loading.
         """
+        if self._tasks is not None:
+            raise RuntimeError("this router is running already; make another one, or leave this one first")
         members = await to_thread.run_sync(load_members, self.recipe, abandon_on_cancel=True)
         system = ActorSystem(
             members.recipe, members.vocab_limit, members.eos_token_ids, members.fingerprints, self._observer
@@ -98,11 +99,12 @@ class Router:
         with anyio.CancelScope(shield=True):
             # Somebody who leaves in a hurry (an error, Ctrl-C) does not wait for a batch to end.
             await self._system.stop(grace_s=_STOP_GRACE_S if kind is None else _STOP_GRACE_S / 5)
-        self._tasks.cancel_scope.cancel()
+        tasks, self._tasks = self._tasks, None
+        tasks.cancel_scope.cancel()
         try:
             if isinstance(error, asyncio.CancelledError):
-                return await self._tasks.__aexit__(kind, error, trace)
-            await self._tasks.__aexit__(None, None, None)
+                return await tasks.__aexit__(kind, error, trace)
+            await tasks.__aexit__(None, None, None)
         except BaseExceptionGroup as group:
             if len(group.exceptions) == 1:
                 raise group.exceptions[0] from None
@@ -134,11 +136,8 @@ class Router:
         """
         if self._system is None or self._members is None:
             raise RouterClosed("the router is not running: use it inside 'async with Router(...) as router'")
-        for name in ("stop", "stop_token_ids"):
-            value = sampling.get(name, ())
-            sampling[name] = (value,) if isinstance(value, str) else tuple(value or ())
-        settings = SamplingParams(**sampling)
-        values = self._param_values(params or {})
+        settings = sampling_params(sampling)
+        values = param_values(self.recipe.params, params)
         return Response(self._system, partial(self._open, prompt, settings, values))
 
     async def generate_many(
@@ -149,8 +148,12 @@ class Router:
         ``request`` is what :meth:`generate` takes beside the prompt.  The first failure cancels the rest
         and is raised.
         """
-        if concurrency < 1:
-            raise InvalidRequest(f"concurrency must be at least 1, got {concurrency}", "concurrency")
+        if not isinstance(concurrency, int) or concurrency < 1:
+            raise InvalidRequest(
+                f"concurrency must be an integer of at least 1, got {concurrency!r}", "concurrency"
+            )
+        if isinstance(prompts, str):
+            raise InvalidRequest("generate_many takes a list of prompts, got one text", "prompts")
         done: dict[int, Completion] = {}
         todo = iter(enumerate(prompts))
 
@@ -170,11 +173,18 @@ class Router:
         self, prompt: Prompt, sampling: SamplingParams, params: tuple[float, ...]
     ) -> tuple[Request, Reader]:
         assert self._system is not None and self._members is not None
-        tokens = await self._encode(prompt)
-        self._check_ids(tokens)
+        members = self._members
+        tokenizer = members.tokenizers[self.recipe.entry]
+        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
+            tokens = await to_thread.run_sync(
+                encode, prompt, tokenizer, members.vocab_limit, abandon_on_cancel=True
+            )
+        else:
+            tokens = encode(prompt, tokenizer, members.vocab_limit)
+        check_known_ids(sampling, members.vocab_limit)
         limits = self._limits(len(tokens), sampling)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        reader = Reader(self._members.tokenizers[self.recipe.entry], sampling.stop)
+        reader = Reader(tokenizer, sampling.stop)
         request = Request(
             id=next(self._ids),
             tokens=tokens,
@@ -187,38 +197,6 @@ class Router:
             rollback=self.recipe.rollback,
         )
         return request, reader
-
-    async def _encode(self, prompt: Prompt) -> list[int]:
-        assert self._members is not None
-        tokenizer = self._members.tokenizers[self.recipe.entry]
-        if isinstance(prompt, str):
-            if not prompt:
-                raise InvalidRequest("the prompt is empty; give at least one character", "prompt")
-            if len(prompt) > _LONG_TEXT:
-                return await to_thread.run_sync(tokenizer.encode, prompt, abandon_on_cancel=True)
-            return tokenizer.encode(prompt)
-        items = list(prompt)
-        if not items:
-            raise InvalidRequest("the prompt is empty; give at least one token or message", "prompt")
-        if all(isinstance(item, Mapping) for item in items):
-            return tokenizer.render(cast("list[Mapping[str, Any]]", items))
-        if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-            return cast("list[int]", items)
-        raise InvalidRequest(
-            "a prompt is a text, a list of token ids or a list of chat messages, got a list with "
-            f"{next(type(item).__name__ for item in items if not isinstance(item, int))} in it",
-            "prompt",
-        )
-
-    def _check_ids(self, tokens: list[int]) -> None:
-        assert self._members is not None
-        limit = self._members.vocab_limit
-        for index, token in enumerate(tokens):
-            if not 0 <= token < limit:
-                raise InvalidRequest(
-                    f"token id {token} at index {index} is out of range: the tokenizer has {limit} ids",
-                    "prompt",
-                )
 
     def _limits(self, prompt_tokens: int, sampling: SamplingParams) -> Limits:
         assert self._system is not None and self._members is not None
@@ -236,6 +214,11 @@ class Router:
                 f"recipe's smallest context or KV cache of {longest}; at most {room} tokens can follow",
                 "max_tokens",
             )
+        if sampling.min_tokens > room:
+            raise ContextTooLong(
+                f"min_tokens {sampling.min_tokens} exceeds what fits after the prompt, {room} tokens",
+                "min_tokens",
+            )
         stop_ids = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_ids.update(self._members.eos_token_ids)
@@ -246,16 +229,3 @@ class Router:
         values = dict(zip(self.recipe.params, params, strict=True))
         name = first_writer(self.recipe, values, uniform(seed, choice, 0, 0, DRAW))
         return self.recipe.model(name).code
-
-    def _param_values(self, given: Mapping[str, float]) -> tuple[float, ...]:
-        for name, value in given.items():
-            if name not in self.recipe.params:
-                known = ", ".join(self.recipe.params) or "none"
-                raise InvalidRequest(
-                    f"the recipe has no parameter {name!r}; it has: {known}", f"params.{name}"
-                )
-            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-                raise InvalidRequest(
-                    f"parameter {name!r} must be a finite number, got {value!r}", f"params.{name}"
-                )
-        return tuple(float(given.get(name, default)) for name, default in self.recipe.params.items())

@@ -17,7 +17,8 @@ import anyio
 
 from tokenflow.console import Painter, share_line
 from tokenflow.errors import InvalidRequest, RecipeError, RequestError, TokenflowError
-from tokenflow.router import Prompt, Router
+from tokenflow.prompts import Prompt, sampling_params
+from tokenflow.router import Router
 from tokenflow.settings import settings
 from tokenflow.types import Completion
 
@@ -26,6 +27,7 @@ _SAMPLING = (
     "frequency_penalty stop ignore_eos logprobs"
 ).split()
 _PROMPT_KEYS = ("prompt", "messages", "prompt_ids")
+_OUTPUT_KEYS = frozenset(("index", "prompt", "text", "finish_reason", "tokens", "usage", "timing", "error"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,13 +43,17 @@ def run(args: argparse.Namespace) -> int:
             return _usage("--output would overwrite --input; give another file")
         logging.basicConfig(level=settings().log_level, format="%(message)s", stream=sys.stderr)
         router = Router(args.recipe, overrides=args.overrides)
+        sampling = {name: getattr(args, name) for name in _SAMPLING}
+        sampling_params(sampling)
         # Before the event loop starts: Ctrl-C could not interrupt it there.
         text = _read_stdin() if args.prompt == "-" else args.prompt
+        if text == "":
+            return _usage("the prompt is empty; give at least one character")
         with ExitStack() as files:
             source = files.enter_context(_open_rows(args.input)) if args.input else None
             sink = files.enter_context(Path(args.output).open("w", encoding="utf-8")) if args.output else None
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                return runner.run(_run(args, router, text, source, sink))
+                return runner.run(_run(args, router, sampling, text, source, sink))
     except RecipeError as error:
         print(error, file=sys.stderr)
         return 2
@@ -83,10 +89,13 @@ def _loop_factory() -> Any:
 
 
 async def _run(
-    args: argparse.Namespace, router: Router, text: str, source: TextIO | None, sink: TextIO | None
+    args: argparse.Namespace,
+    router: Router,
+    sampling: Mapping[str, Any],
+    text: str,
+    source: TextIO | None,
+    sink: TextIO | None,
 ) -> int:
-    given = {name: getattr(args, name) for name in _SAMPLING}
-    sampling = {name: value for name, value in given.items() if value is not None}
     names = ", ".join(f"{model.name} ({model.config.path})" for model in router.recipe.models)
     print(f"{router.recipe.name}: loading {names}", file=sys.stderr)
     started = time.monotonic()
@@ -183,7 +192,12 @@ class Ordered:
         """A row failed."""
         self.failures += 1
         print(f"tokenflow run: row {index}: {error}", file=sys.stderr)
-        report = {**row, "index": index, "error": {"type": type(error).__name__, "message": str(error)}}
+        report = {
+            **_copied(row),
+            **({"prompt": row["prompt"]} if "prompt" in row else {}),
+            "index": index,
+            "error": {"type": type(error).__name__, "message": str(error)},
+        }
         self._put(index, json.dumps(report, ensure_ascii=False) if self._as_json else "")
 
     def _put(self, index: int, line: str) -> None:
@@ -205,13 +219,13 @@ def parse_row(line: str, number: int) -> dict[str, Any]:
         json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"line {number} is not JSON: {error}", "prompt") from None
-    if not isinstance(row, dict) or not any(key in row for key in _PROMPT_KEYS):
+    if not isinstance(row, dict) or not any(row.get(key) is not None for key in _PROMPT_KEYS):
         raise InvalidRequest(f"line {number} has none of the keys {', '.join(_PROMPT_KEYS)}", "prompt")
     return row
 
 
 def _prompt_of(row: Mapping[str, Any]) -> Prompt:
-    key = next(key for key in _PROMPT_KEYS if key in row)
+    key = next(key for key in _PROMPT_KEYS if row.get(key) is not None)
     prompt = row[key]
     if not isinstance(prompt, str | list if key == "prompt" else list):
         kind = "a text or a list" if key == "prompt" else "a list"
@@ -219,11 +233,16 @@ def _prompt_of(row: Mapping[str, Any]) -> Prompt:
     return prompt
 
 
+def _copied(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What an output row keeps of its input row: the keys that are not the output's own."""
+    return {key: value for key, value in row.items() if key not in _OUTPUT_KEYS}
+
+
 def as_row(index: int, row: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
     """The output row of a completion; keys of the input row that are not ours are kept."""
     usage, timing = completion.usage, completion.timing
     return {
-        **row,
+        **_copied(row),
         "index": index,
         "prompt": _prompt_of(row),
         "text": completion.text,

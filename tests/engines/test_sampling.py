@@ -127,6 +127,7 @@ def test_what_is_drawn_and_reported_follows_the_written_out_distribution(
     possible = sorted((p for p in expected if p > math.exp(-700)), reverse=True)[: one.params.top_logprobs]
     assert reported == pytest.approx([math.log(p) for p in possible], abs=2e-5, rel=1e-6)
     assert len({best.id for best in sampled.top}) == len(sampled.top)
+    assert all(math.isfinite(best.logprob) for best in sampled.top)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +211,8 @@ def test_no_end_before_the_least_number_of_tokens() -> None:
     one = {"min_tokens": 3, "stop_token_ids": (8,)}
     tokens = [sampler()(logits, [draw(output=[1] * n, **one)])[0].token for n in range(5)]
     assert tokens == [0, 0, 0, 5, 5]
+    biased = draw(min_tokens=3, logit_bias={5: 10.0}, temperature=1.0, top_logprobs=VOCAB)
+    assert {best.id for best in sampler()(logits, [biased])[0].top} == set(range(VOCAB)) - set(EOS)
 
 
 def test_an_end_is_drawn_early_if_there_is_nothing_else() -> None:
@@ -288,6 +291,18 @@ def test_a_flat_distribution_needs_more_than_the_first_probabilities() -> None:
     assert min(tokens) >= vocab // 2 - 2
     assert max(tokens) > vocab * 0.9
     assert min(tokens) < vocab * 0.6
+
+
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_interval_draw_possible_tokens(
+    monkeypatch: pytest.MonkeyPatch, number: float
+) -> None:
+    monkeypatch.setattr("tokenflow.engines.sampling.uniform", lambda *_: number)
+    for seed in range(200):
+        logits = logits_of(1, seed, scale=0.3)
+        logits[0, [0, 1, 10, 11]] = -INFINITY
+        [sampled] = sampler()(logits, [draw(temperature=1.0)])
+        assert sampled.token == (2 if number == 0 else 9)
 
 
 def test_logprobs_of_a_greedy_token_are_those_of_temperature_one() -> None:

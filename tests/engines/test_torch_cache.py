@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,11 +54,11 @@ def engine(model: Path, paged: bool, **config: object) -> TorchEngine:
     return TorchEngine(ModelConfig(path=str(model), **config), paged=paged)  # type: ignore[arg-type]
 
 
-def fill(cache: RowCache, slot: int, tokens: list[int]) -> None:
-    """Feed ``tokens`` with keys and values of one."""
+def fill(cache: RowCache, slot: int, tokens: list[int], value: float = 1.0) -> None:
+    """Feed ``tokens`` with keys and values of ``value``."""
     plan = cache.plan([Feed(slot, tokens)])
     for layer in range(SPEC.layers):
-        cache.write(layer, torch.ones(len(tokens), 2 * SPEC.kv_heads, SPEC.head_dim), plan)
+        cache.write(layer, torch.full((len(tokens), 2 * SPEC.kv_heads, SPEC.head_dim), value), plan)
     cache.commit(plan)
 
 
@@ -67,13 +68,13 @@ def rows(capacity: int, max_open: int = 4, reuse: bool = True) -> RowCache:
     )
 
 
-@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)), st.integers(0, 30))
+@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)), st.integers(-1, 30))
 def test_the_common_prefix_is_what_a_loop_finds(a: list[int], b: list[int], limit: int) -> None:
     expected = 0
     while expected < min(len(a), len(b), limit) and a[expected] == b[expected]:
         expected += 1
     assert common_prefix(a, b, limit) == expected
-    assert common_prefix(a, [*a, *b], limit) == min(len(a), limit)
+    assert common_prefix(a, [*a, *b], limit) == max(0, min(len(a), limit))
 
 
 def test_a_block_is_found_under_its_whole_prefix_only() -> None:
@@ -183,6 +184,18 @@ def test_a_failed_step_leaves_the_cache_as_it_was(
     torch.testing.assert_close(*outputs)
 
 
+def test_a_step_whose_logits_fail_does_not_count(model: Path) -> None:
+    subject = engine(model, paged=False)
+    slot, _ = subject.open([1, 2])
+    good = subject._weights
+    subject._weights = replace(good, head=torch.zeros(4, 7))
+    with pytest.raises(EngineError, match=r"forward pass of 2 tokens failed: .*shape"):
+        subject.step([Extend(slot, [1, 2])])
+    assert subject.length(slot) == 0
+    subject._weights = good
+    assert subject.step([Extend(slot, [1, 2])]).logits.shape == (1, VOCAB)
+
+
 def _out_of_memory(*_: object) -> None:
     raise RuntimeError("out of memory")
 
@@ -204,10 +217,64 @@ def test_a_released_row_is_taken_over_only_if_nothing_of_it_is_lost() -> None:
     first, _ = cache.open([1] * 50)
     fill(cache, first, [1] * 50)
     cache.release(first)
-    branch, cached = cache.open([1] * 40 + [2] * 10)
-    assert (branch != first, cached) == (True, 40)
-    continued, cached = cache.open([1] * 50 + [3])
-    assert (continued, cached) == (first, 50)
+    assert cache.open([1] * 40 + [2] * 10).cached == 40
+    assert cache._held == 90
+    assert cache.open([1] * 50 + [3]).cached == 50
+    assert cache._held == 90
+
+
+def test_open_rows_stay_neighbours_and_prefixes_move_out_of_the_way() -> None:
+    cache = rows(4000, max_open=4)
+    slots = [cache.open([seed]).slot for seed in range(4)]
+    for seed, slot in enumerate(slots):
+        fill(cache, slot, [seed] * 20)
+    for turn in range(4, 30):
+        gone = slots.pop(turn % 4)
+        cache.release(gone)
+        slot, cached = cache.open([turn] * 20)
+        assert (slot, cached) == (gone, 0)
+        fill(cache, slot, [turn] * 20)
+        slots.append(slot)
+        recent = [turn - back for back in range(1, 5)]
+        assert sum(row.tokens[:1] == [seed] for row in cache._rows for seed in recent) == 4
+    assert sorted(slots) == [0, 1, 2, 3]
+    assert sum(bool(row.tokens) for row in cache._rows) == 8
+
+
+def test_moved_keys_and_values_are_those_of_their_tokens() -> None:
+    cache = rows(4000, max_open=2)
+    for seed in range(1, 9):
+        slot, _ = cache.open([seed] * 5)
+        fill(cache, slot, [seed] * 5, value=float(seed))
+        cache.release(slot)
+    for row, block in zip(cache._rows, cache._kv.unbind(1), strict=True):
+        assert len(row.tokens) == 5
+        assert bool((block[:, :, :5] == row.tokens[0]).all())
+    assert sorted(row.tokens[0] for row in cache._rows) == [5, 6, 7, 8]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=8), st.booleans()), min_size=1, max_size=8
+    )
+)
+def test_the_longest_prefix_of_all_rows_is_found(prompts: list[tuple[list[int], bool]]) -> None:
+    cache = rows(1000, max_open=8)
+    seen: list[list[int]] = []
+    for prompt, stays in prompts:
+        shared = [
+            next(
+                (i for i, pair in enumerate(zip(old, prompt, strict=False)) if len(set(pair)) == 2), len(old)
+            )
+            for old in seen
+        ]
+        slot, cached = cache.open(prompt)
+        assert cached == max((min(n, len(prompt) - 1) for n in shared), default=0)
+        fill(cache, slot, prompt[cached:])
+        seen.append(prompt)
+        if not stays:
+            cache.release(slot)
 
 
 def test_the_oldest_prefix_makes_room_first() -> None:
@@ -257,8 +324,8 @@ def test_rows_touch_memory_for_held_tokens_only_and_give_it_back() -> None:
 
 def resident_bytes(cache: RowCache) -> int:
     """How much of the arena is in memory."""
-    start = cache._arena.data_ptr()
-    stop = start + cache._arena.numel() * cache._arena.element_size()
+    start = cache._kv.data_ptr()
+    stop = start + cache._kv.nbytes
     total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -280,14 +347,14 @@ def test_without_reuse_a_released_row_is_empty_at_once() -> None:
     slot, _ = cache.open([1] * 50)
     fill(cache, slot, [1] * 50)
     cache.release(slot)
-    assert float(cache._arena.abs().max()) == 0.0
+    assert float(cache._kv.abs().max()) == 0.0
 
 
 def test_address_space_that_cannot_be_had_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("tokenflow.engines.torch.rows.mmap.mmap", refuse)
+    monkeypatch.setattr("tokenflow.engines.torch.arena.mmap.mmap", refuse)
     with pytest.raises(ModelLoadError, match="lower kv_cache, context_length or max_requests"):
         rows(1000)
 
@@ -345,7 +412,7 @@ def test_memory_behind_a_row_is_always_zero(data: st.DataObject) -> None:
             elif action == "release":
                 cache.release(slot)
                 del held[slot]
-        filled = (cache._arena != 0).sum((0, 2, 4))
+        filled = (cache._kv != 0).sum((0, 2, 4))
         per_token = SPEC.layers * 2 * SPEC.kv_heads * SPEC.head_dim
         lengths = [len(row.tokens) for row in cache._rows]
         assert (filled > 0).sum(1).tolist() == lengths

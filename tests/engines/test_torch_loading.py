@@ -254,3 +254,21 @@ def test_a_gpu_that_is_not_there_is_refused(model: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(ModelLoadError, match=r"device 'cuda:3' is not there: this machine has 1 CUDA device"):
         load(model, device="cuda:3")
+
+
+@pytest.mark.parametrize(("paged", "least"), [(False, 1), (True, 16)])
+def test_a_kv_cache_without_room_for_anything_is_refused(model: Path, paged: bool, least: int) -> None:
+    config = ModelConfig(path=str(model), kv_cache=least - 1 or -1)
+    with pytest.raises(ModelLoadError, match=rf"too small: it must hold {least} at least"):
+        TorchEngine(config, paged=paged)
+
+
+def test_a_model_that_does_not_fit_the_memory_is_a_load_error(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("out of memory, tried to allocate 8 GiB")
+
+    monkeypatch.setattr("tokenflow.engines.torch.engine.load_weights", refuse)
+    with pytest.raises(ModelLoadError, match=r"do not fit on cpu: out of memory.*; choose a smaller dtype"):
+        load(model)

@@ -35,9 +35,9 @@ def random_case(source: random.Random) -> tuple[RoutingModel, tuple[int, ...], i
     concurrency = source.randint(1, 6 if size == 2 else 4)
 
     def row() -> list[float]:
-        weights = [source.random() if source.random() < 0.8 else 0.0 for _ in range(size)]
+        weights = [source.uniform(0.02, 1) if source.random() < 0.8 else 0.0 for _ in range(size)]
         total = sum(weights)
-        return [w / total for w in weights] if total > 0.01 else [1 / size] * size
+        return [w / total for w in weights] if total else [1 / size] * size
 
     def latency() -> float | list[float]:
         first = source.uniform(2, 12)
@@ -93,7 +93,9 @@ def plain_throughput(model: RoutingModel, thresholds: Sequence[int], concurrency
         sources = [i for i, (_, b, left) in enumerate(state) if b and left == step for _ in range(b)]
         ticks.append(step)
         tokens.append(sum(model.tokens_per_step(i) for i in sources))
-        rest = tuple((k, 0, 0) if b and left == step else (k, b, left - step if b else 0) for k, b, left in state)
+        rest = tuple(
+            (k, 0, 0) if b and left == step else (k, b, left - step if b else 0) for k, b, left in state
+        )
         arrivals: dict[tuple[int, ...], float] = {(0,) * size: 1.0}
         for i in sources:
             spread: dict[tuple[int, ...], float] = {}

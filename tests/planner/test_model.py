@@ -34,15 +34,33 @@ GOOD: dict[str, Any] = {
         ({"latency_ms": [6.0]}, "latency_ms must list 2 latencies, one per model, got 1"),
         ({"latency_ms": 6.0}, "latency_ms must list one latency per model, got 6.0"),
         ({"latency_ms": {0: 6.0, 1: 27.9}}, "latency_ms must list one latency per model"),
-        ({"latency_ms": [6.0, -27.9]}, "latency_ms[1] at batch size 1 must be a number of milliseconds greater than 0, got -27.9"),
-        ({"latency_ms": [6.0, 0]}, "latency_ms[1] at batch size 1 must be a number of milliseconds greater than 0"),
+        (
+            {"latency_ms": [6.0, -27.9]},
+            "latency_ms[1] at batch size 1 must be a number of milliseconds greater than 0, got -27.9",
+        ),
+        (
+            {"latency_ms": [6.0, 0]},
+            "latency_ms[1] at batch size 1 must be a number of milliseconds greater than 0",
+        ),
         ({"latency_ms": [6.0, True]}, "latency_ms[1] must be a number, a table by batch size or a function"),
-        ({"latency_ms": [6.0, "fast"]}, "latency_ms[1] must be a number, a table by batch size or a function"),
+        (
+            {"latency_ms": [6.0, "fast"]},
+            "latency_ms[1] must be a number, a table by batch size or a function",
+        ),
         ({"latency_ms": [6.0, []]}, "latency_ms[1] is an empty table"),
         ({"latency_ms": [6.0, {0: 20.0}]}, "latency_ms[1] has batch size 0"),
-        ({"latency_ms": [6.0, [20.0, float("inf")]]}, "latency_ms[1] at batch size 2 must be a number greater than 0"),
-        ({"latency_ms": [6.0, lambda batch: None]}, "latency_ms[1] at batch size 1 must be a number of milliseconds"),
-        ({"latency_ms": [0.04, 27.9]}, "latency_ms[0] at batch size 1 is 0.04 ms, less than half of quantum_ms = 0.1"),
+        (
+            {"latency_ms": [6.0, [20.0, float("inf")]]},
+            "latency_ms[1] at batch size 2 must be a number greater than 0",
+        ),
+        (
+            {"latency_ms": [6.0, lambda batch: None]},
+            "latency_ms[1] at batch size 1 must be a number of milliseconds",
+        ),
+        (
+            {"latency_ms": [0.04, 27.9]},
+            "latency_ms[0] at batch size 1 is 0.04 ms, less than half of quantum_ms = 0.1",
+        ),
         ({"quantum_ms": 0}, "quantum_ms must be a number greater than 0, got 0"),
         ({"quantum_ms": "0.1"}, "quantum_ms must be a number greater than 0, got '0.1'"),
         ({"batch_limits": [1]}, "batch_limits must list 2 limits, one per model, got 1"),
@@ -52,7 +70,9 @@ GOOD: dict[str, Any] = {
         ({"entry": True}, "entry must be the index of a model"),
     ],
 )
-def test_an_impossible_model_is_refused_with_the_entry_that_is_wrong(change: dict[str, Any], message: str) -> None:
+def test_an_impossible_model_is_refused_with_the_entry_that_is_wrong(
+    change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(PlanError) as caught:
         RoutingModel(**GOOD | change)
     assert message in str(caught.value)
@@ -92,7 +112,9 @@ def test_a_plan_error_is_a_value_error_of_the_tree() -> None:
 
 def test_a_latency_may_be_a_number_a_table_measured_points_or_a_function() -> None:
     model = RoutingModel(
-        np.full((4, 4), 0.25), np.ones((4, 4)), [6, [6.0, 6.5, 8.0], {2: 10.0, 6: 14.0}, lambda batch: 3.0 * batch]
+        np.full((4, 4), 0.25),
+        np.ones((4, 4)),
+        [6, [6.0, 6.5, 8.0], {2: 10.0, 6: 14.0}, lambda batch: 3.0 * batch],
     )
     assert [model.ticks(0, b) for b in (1, 9)] == [60, 60]
     assert [model.ticks(1, b) for b in (1, 2, 3, 9)] == [60, 65, 80, 80]

@@ -48,6 +48,14 @@ def test_requests_that_never_return_give_the_expectation_over_where_they_end_up(
     assert throughput(fork, (1, 1, 1), 2).tokens_per_s == pytest.approx(2 * (0.25 / 5e-3 + 0.75 / 20e-3))
 
 
+@pytest.mark.parametrize("rare", [1e-3, 1e-6, 1e-9])
+def test_rare_hand_offs_do_not_blur_where_requests_are(rare: float) -> None:
+    # So rare that each request sees a small and a large model of its own, for 1 / rare steps of either.
+    drift = RoutingModel([[1 - rare, rare], [rare, 1 - rare]], [[1, 1], [1, 1]], [6.0, 27.9])
+    alone = 2e3 / (6.0 + 27.9)
+    assert throughput(drift, (1, 1), 6).tokens_per_s == pytest.approx(6 * alone, rel=4 * rare + 1e-6)
+
+
 def test_a_batch_limit_splits_what_waits() -> None:
     model = RoutingModel([[1]], [[1]], [10.0], batch_limits=[2])
     # Steps of two at a time, whatever waits behind them.
@@ -57,12 +65,13 @@ def test_a_batch_limit_splits_what_waits() -> None:
 def test_latencies_in_the_same_quantum_end_together() -> None:
     # 12.04 and 12.0 ms round to one value at 0.1 ms, and the small model meets the large one.
     assert throughput(r2r(large_ms=12.04), (1, 1), 4) == throughput(r2r(large_ms=12.0), (1, 1), 4)
-    assert throughput(r2r(large_ms=12.1), (1, 1), 4).tokens_per_s < throughput(
-        r2r(large_ms=12.0), (1, 1), 4
-    ).tokens_per_s
+    assert (
+        throughput(r2r(large_ms=12.1), (1, 1), 4).tokens_per_s
+        < throughput(r2r(large_ms=12.0), (1, 1), 4).tokens_per_s
+    )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases())
 def test_the_chain_agrees_with_an_independent_solver(case: tuple[RoutingModel, tuple[int, ...], int]) -> None:
     model, thresholds, concurrency = case
@@ -70,7 +79,7 @@ def test_the_chain_agrees_with_an_independent_solver(case: tuple[RoutingModel, t
         concurrency = 3
         thresholds = tuple(min(b, 2) if i == 0 else 1 for i, b in enumerate(thresholds))
     rate = throughput(model, thresholds, concurrency)
-    if rate.states <= 800:  # dense linear algebra
+    if rate.states <= 250:  # dense linear algebra
         expected = plain_throughput(model, thresholds, concurrency)
         assert rate.tokens_per_s == pytest.approx(expected, rel=1e-7, abs=1e-9)
 
@@ -94,7 +103,12 @@ def test_exact_and_simulated_throughput_agree_on_random_configurations() -> None
 
 @pytest.mark.parametrize(
     ("model", "thresholds", "concurrency"),
-    [(r2r(), (1, 1), 16), (r2r(), (2, 10), 16), (ensemble(6.0, 12.0, 27.0), (1, 1, 1), 4), (r2r(0.05), (1, 3), 8)],
+    [
+        (r2r(), (1, 1), 16),
+        (r2r(), (2, 10), 16),
+        (ensemble(6.0, 12.0, 27.0), (1, 1, 1), 4),
+        (r2r(0.05), (1, 3), 8),
+    ],
 )
 def test_a_chain_above_the_limit_is_simulated_and_says_so(
     model: RoutingModel, thresholds: tuple[int, ...], concurrency: int
@@ -131,10 +145,11 @@ def test_throughput_is_below_the_capacity_and_the_speed_without_waiting(
     step_s = [[model.step_ms(i, b) / 1e3 for b in batches] for i in range(model.size)]
     tokens = [model.tokens_per_step(i) for i in range(model.size)]
     capacity = sum(
-        max(n * b / s for b, s in zip(batches, row, strict=True)) for n, row in zip(tokens, step_s, strict=True)
+        max(n * b / s for b, s in zip(batches, row, strict=True))
+        for n, row in zip(tokens, step_s, strict=True)
     )
     fastest = concurrency * max(max(row) / min(s) for row, s in zip(model.commits, step_s, strict=True))
-    assert 0 <= rate.tokens_per_s
+    assert rate.tokens_per_s >= 0
     assert most <= min(capacity, fastest) * (1 + 1e-9)
 
 
@@ -164,7 +179,9 @@ def test_the_order_of_the_models_does_not_matter(
 
 @settings(max_examples=25, deadline=None)
 @given(cases(), st.sampled_from([0.5, 2.0, 8.0]))
-def test_time_and_tokens_have_no_scale(case: tuple[RoutingModel, tuple[int, ...], int], factor: float) -> None:
+def test_time_and_tokens_have_no_scale(
+    case: tuple[RoutingModel, tuple[int, ...], int], factor: float
+) -> None:
     model, thresholds, concurrency = case
 
     def scaled(latency: object) -> object:

@@ -1,8 +1,8 @@
-"""The actor of one model: a mailbox, three loops, and what its worker holds of each request.
+"""The actor of one model: a mailbox, the loop that empties it, and what its worker holds of each request.
 
-``client_loop`` admits requests and wakes those who wait for tokens, ``decode_loop`` runs batches on the
-worker and turns replies into commits and hand-offs, ``peer_loop`` takes requests over from other models.
-They are three tasks of one actor; none waits for another model.
+Three sides meet in the mailbox.  Clients put new requests in (``admit``), peers put in what they hand over
+(``receive``), and ``decode_loop``, the actor's one task, runs batches on the worker and turns replies into
+commits and hand-offs.  Nothing here waits for another model.
 """
 
 from __future__ import annotations
@@ -84,8 +84,6 @@ class ModelActor:
         self._system = system
         self._slots = slots
         self._mailbox: Mailbox[Sequence] = Mailbox(lambda: self.threshold, self._patience_s)
-        self._admitted: asyncio.Queue[tuple[Sequence, int]] = asyncio.Queue()
-        self._arrivals: asyncio.Queue[tuple[Sequence, int, int, PeerReq]] = asyncio.Queue()
         self._news: list[Sequence] = []
         self._sent: dict[int, int] = {}
         self._drops: list[int] = []
@@ -93,12 +91,24 @@ class ModelActor:
         self._steps = 0
 
     def admit(self, sequence: Sequence) -> None:
-        """Take a new request, or one that is rebuilt here, from the client side."""
-        self._admitted.put_nowait((sequence, sequence.epoch))
+        """Take a new request, or one that is rebuilt here: its prefill never waits for a threshold."""
+        self._mailbox.put(sequence, urgent=True)
 
     def receive(self, sender: int, sequence: Sequence, request: PeerReq) -> None:
-        """Take a hand-off from another model."""
-        self._arrivals.put_nowait((sequence, sequence.epoch, sender, request))
+        """Take a request over from model ``sender``; by default every token that it brings is accepted."""
+        if request.loc != len(sequence.tokens):
+            raise ProtocolError(
+                f"model {self.model.name!r} got {request.loc} tokens of request {sequence.id}, "
+                f"which has {len(sequence.tokens)}"
+            )
+        try:
+            kept = self._handoffs.receive(sequence, request, sender)
+        except RouteFailed as error:
+            self._system.finish(sequence, error=error)
+            return
+        if kept < len(sequence.tokens):
+            self._take_back(sequence, kept)
+        self._mailbox.put(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """The request is over or is rebuilt: nothing of it shall stay here."""
@@ -126,42 +136,17 @@ class ModelActor:
             self.threshold = threshold
             self._mailbox.reconsider()
 
-    async def client_loop(self) -> None:
-        """Let new requests in.  The prefill of a new request never waits for a threshold."""
-        while True:
-            sequence, epoch = await self._admitted.get()
-            if self._current(sequence, epoch):
-                self._mailbox.put(sequence, urgent=True)
-
-    async def peer_loop(self) -> None:
-        """Take requests over from other models; by default every token they bring is accepted."""
-        while True:
-            sequence, epoch, sender, request = await self._arrivals.get()
-            if not self._current(sequence, epoch):
-                continue
-            if request.loc != len(sequence.tokens):
-                raise ProtocolError(
-                    f"model {self.model.name!r} got {request.loc} tokens of request {sequence.id}, "
-                    f"which has {len(sequence.tokens)}"
-                )
-            try:
-                kept = self._handoffs.receive(sequence, request, sender)
-            except RouteFailed as error:
-                self._system.finish(sequence, error=error)
-                continue
-            if kept < len(sequence.tokens):
-                self._take_back(sequence, kept)
-            self._mailbox.put(sequence)
-
     async def decode_loop(self) -> None:
         """Take a batch, run it, settle what came of it; for ever.
 
         Those who wait for tokens are told while the worker computes the next batch, or at once if there
         is none: their text is not on the path of the tokens.
         """
+        loop = asyncio.get_running_loop()
         while True:
             if not self._mailbox.due:
-                self._tell()
+                # After the peers, whom the last reply may have given something to do, have had their turn.
+                loop.call_soon(self._tell)
             batch = await self._mailbox.take(self._slots)
             step = self._compose(batch)
             answer = self.worker.step(step)

@@ -95,8 +95,7 @@ class ActorSystem:
         for model, worker in zip(self._models, self._workers, strict=True):
             actor = ModelActor(self.recipe, model, worker, self, pools[model.name].slots)
             self.actors[model.code] = actor
-            for loop in (actor.client_loop, actor.decode_loop, actor.peer_loop):
-                tasks.start_soon(loop, name=f"{model.name}.{loop.__name__}")
+            tasks.start_soon(actor.decode_loop, name=f"{model.name}.decode")
             tasks.start_soon(self._watch, worker, name=f"{model.name}.watch")
 
     async def stop(self, grace_s: float) -> None:

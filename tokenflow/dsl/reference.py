@@ -50,7 +50,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         kinds = [_kind(option) for option in schema["anyOf"] if option.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
-    kind = {"object": "mapping", "array": "list", "boolean": "true or false"}.get(
+    kind: str = {"object": "mapping", "array": "list", "boolean": "true or false"}.get(
         schema["type"], schema["type"]
     )
     low, high = schema.get("minimum"), schema.get("maximum")

@@ -15,6 +15,8 @@ from tokenflow.types import ModelConfig
 logger = logging.getLogger(__name__)
 
 ENGINES = ("torch",)
+PLANNED = ("sglang",)
+"""Engines that recipes may name already."""
 
 
 def load_engine(config: ModelConfig) -> Engine:
@@ -28,6 +30,11 @@ def load_engine(config: ModelConfig) -> Engine:
     """
     if ":" in config.engine:
         return _load_own(config)
+    if config.engine in PLANNED:
+        raise UnsupportedModel(
+            f"engine {config.engine!r} is not available yet; run the model with one of: {', '.join(ENGINES)} "
+            "(--set models.<name>.engine=torch)"
+        )
     if config.engine not in ENGINES:
         raise UnsupportedModel(f"engine {config.engine!r} does not exist; engines: {', '.join(ENGINES)}")
     # torch takes a second to import, and an engine of another kind may not need it.

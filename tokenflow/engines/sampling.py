@@ -133,13 +133,12 @@ class Sampler:
     def _invert(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
         """Inverse-CDF sampling, in float64 and in the order of the ids."""
         mass = logits.double().exp_().cumsum(-1)
-        total = mass[:, -1]
         numbers = [
             uniform(draw.seed, draw.params.choice, draw.position, self._code, "token") for draw in draws
         ]
-        points = torch.tensor(numbers, dtype=torch.float64, device=logits.device) * total
-        below = torch.minimum(points, torch.nextafter(total, torch.zeros_like(total)))
-        tokens: list[int] = torch.searchsorted(mass, below[:, None], right=True)[:, 0].tolist()
+        # The largest number, 1 - 2**-53, still gives a point below the total.
+        points = torch.tensor(numbers, dtype=torch.float64, device=logits.device)[:, None] * mass[:, -1:]
+        tokens: list[int] = torch.searchsorted(mass, points, right=True)[:, 0].tolist()
         return tokens
 
 

@@ -27,11 +27,14 @@ def candidate_sets(
     while _count(grids, concurrency) > _MOST:
         grids = [grid[::2] for grid in grids]
     yield _product(grids, concurrency)
-    best = max(found, key=lambda thresholds: found[thresholds].tokens_per_s)
+    best = max(found, key=lambda thresholds: found[thresholds].at_least)
     for reach in range(concurrency, 0, -1):
         cells = [_cell(grid, b, reach) for grid, b in zip(grids, best, strict=True)]
         if _count(cells, concurrency) <= _MOST:
-            yield [thresholds for thresholds in _product(cells, concurrency) if thresholds not in found]
+            if fresh := [
+                thresholds for thresholds in _product(cells, concurrency) if thresholds not in found
+            ]:
+                yield fresh
             return
 
 

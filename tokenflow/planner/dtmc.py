@@ -18,10 +18,12 @@ from scipy.sparse.csgraph import connected_components
 
 from tokenflow.planner.chain import Clock, Starter, States
 from tokenflow.planner.linear import expected_total, stationary
-from tokenflow.planner.model import FloatArray, IntArray
+from tokenflow.planner.model import BoolArray, FloatArray, IntArray
 
 _CHUNK = 4096
-_TOGETHER = 16
+_STATES_TOGETHER = 50_000
+_OUTCOMES_PER_STATE = 40
+_MOST_ROWS = 200_000
 _MOST_OUTCOMES = 1_000_000
 
 
@@ -99,6 +101,12 @@ class Outcomes:
                 probability.append(_multinomial(split, row[targets]))
         return cls(first, count, np.concatenate(moves, axis=1), np.concatenate(probability))
 
+    def rows(self, ended: IntArray) -> FloatArray:
+        """How many outcomes each state has, [S], of requests whose step ended, [M, S]."""
+        models = np.arange(len(ended))[:, None]
+        rows: FloatArray = self.count[models, ended].prod(axis=0, dtype=float)
+        return rows
+
     def expand(self, ended: IntArray, queued: IntArray) -> tuple[IntArray, FloatArray, IntArray]:
         """Route the requests of ended steps in every possible way.
 
@@ -127,8 +135,11 @@ def can_enumerate(clock: Clock) -> bool:
 
 
 def chains(clock: Clock, starter: Starter, candidates: int, state_limit: int) -> Iterator[Chain | int]:
-    """The chain of each candidate, or its number of states so far where that exceeds ``state_limit``."""
-    together = max(1, min(_TOGETHER, np.iinfo(np.int64).max // _codes(clock)))
+    """The chain of each candidate; or, if it is too large, how many of its states were counted.
+
+    Too large are more than ``state_limit`` states, or more than 40 times as many outcomes of their steps.
+    """
+    together = max(1, min(_STATES_TOGETHER // state_limit, np.iinfo(np.int64).max // _codes(clock)))
     outcomes = Outcomes.of(clock)
     for first in range(0, candidates, together):
         group = np.arange(first, min(first + together, candidates))
@@ -141,6 +152,7 @@ def _explore(
     """Enumerate the chains of some candidates breadth first; all their states share one numbering."""
     index = StateIndex(clock)
     sizes = np.zeros(len(group), dtype=np.int64)
+    spent = np.zeros(len(group))  # outcomes looked at
     todo: deque[tuple[IntArray, IntArray, States]] = deque()
 
     def discover(member: IntArray, states: States) -> IntArray:
@@ -151,28 +163,46 @@ def _explore(
             todo.append((member[part], number[part], states.take(part)))
         return number
 
+    def within(member: IntArray) -> BoolArray:
+        """Which chains are small enough so far."""
+        small: BoolArray = (sizes[member] <= state_limit) & (
+            spent[member] <= _OUTCOMES_PER_STATE * state_limit
+        )
+        return small
+
     begin = clock.at_entry(len(group))
     discover(np.arange(len(group)), clock.start(begin, starter(group, begin)))
     visited: list[tuple[IntArray, IntArray, IntArray, FloatArray]] = []
     edges: list[tuple[IntArray, IntArray, IntArray, FloatArray]] = []
     while todo:
         member, number, states = todo.popleft()
-        if (sizes[member] > state_limit).any():
-            within = sizes[member] <= state_limit
-            member, number, states = member[within], number[within], states.take(within)
+        small = within(member)
+        if not small.all():
+            member, number, states = member[small], number[small], states.take(small)
         if not len(member):
             continue
         ticks, ended, rest = clock.run(states)
+        rows = outcomes.rows(ended)
+        if rows.sum() > _MOST_ROWS and len(member) > 1:
+            for part in reversed(np.array_split(np.arange(len(member)), 2)):
+                todo.appendleft((member[part], number[part], states.take(part)))
+            continue
+        spent[:] += np.bincount(member, weights=rows, minlength=len(group))
+        if len(member) == 1 and not within(member)[0]:
+            continue
         visited.append((member, number, ticks, clock.tokens @ ended))
         source, probability, queued = outcomes.expand(ended, rest.queued)
         states = States(queued, rest.running[:, source], rest.left[:, source])
         states = clock.start(states, starter(group[member[source]], states))
         target = discover(member[source], states)
         edges.append((member[source], number[source], target, probability))
+    if not visited:
+        yield from sizes.tolist()
+        return
     owner, number, ticks, tokens = (np.concatenate(parts) for parts in zip(*visited, strict=True))
     edge_owner, source, target, probability = (np.concatenate(parts) for parts in zip(*edges, strict=True))
-    for nth, size in enumerate(sizes.tolist()):
-        if size > state_limit:
+    for nth, (size, small) in enumerate(zip(sizes.tolist(), within(np.arange(len(group))), strict=True)):
+        if not small:
             yield size
             continue
         mine, edge = np.flatnonzero(owner == nth), np.flatnonzero(edge_owner == nth)

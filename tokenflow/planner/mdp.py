@@ -27,6 +27,7 @@ from tokenflow.planner.model import (
     check_concurrency,
 )
 
+_CHUNK = 1024
 _ROUNDS = 50
 _EQUAL = 1e-9
 
@@ -112,6 +113,8 @@ def _enumerate(clock: Clock, state_limit: int) -> _Process:
     tokens: list[FloatArray] = []
     while todo:
         number, states = todo.popleft()
+        if not len(number):
+            continue
         source, action, states = _decide(clock, sets, states)
         fresh, target = after.number(np.zeros_like(source), states)
         decisions.append((number[source], action, target))
@@ -127,8 +130,8 @@ def _enumerate(clock: Clock, state_limit: int) -> _Process:
         states = States(queued, rest.running[:, source], rest.left[:, source])
         fresh, target = before.number(np.zeros_like(source), states)
         edges.append((number[source], target, probability))
-        if len(fresh):
-            todo.append((target[fresh], states.take(fresh)))
+        for part in np.array_split(fresh, len(fresh) // _CHUNK + 1):
+            todo.append((target[part], states.take(part)))
     table = np.full((before.size, len(sets)), -1)
     decision, action, target = (np.concatenate(parts) for parts in zip(*decisions, strict=True))
     table[decision, action] = target

@@ -44,6 +44,11 @@ class Throughput:
     half_width: float = 0.0
     states: int = 0
 
+    @property
+    def at_least(self) -> float:
+        """The lower end of the confidence interval: what a rough estimate may not pretend to exceed."""
+        return self.tokens_per_s - self.half_width
+
 
 @dataclass(frozen=True, slots=True)
 class LatencyTable:

@@ -23,12 +23,12 @@ TIE = 1e-3
 Progress = Callable[[int, int], None]
 """Called with the number of candidates that are decided and the number of all."""
 
-_SMALL_CHAIN = 3000
+_SMALL_CHAIN, _SMALL_CHAINS = 3000, 500_000  # states of one candidate, of all
 _FINALISTS = 12
 _COPIES = 4096
 _FEWEST_COPIES = 8
 _FIRST_STEPS = 200
-_ROUNDS = 8
+_WORK = 40_000_000  # transitions of all copies
 _DOUBT = 2.0
 
 
@@ -38,8 +38,8 @@ class Plan:
 
     :param ties: other thresholds within 0.1 % of the best, best first.
     :param eager: throughput when every model starts as soon as a request waits.
-    :param table: everything evaluated, best first.  What is far from the best is only estimated roughly,
-        where its chain is not a small one; each entry says its method and confidence.
+    :param table: everything evaluated, best first by the lower end of the confidence interval.  What is far
+        from the best is only estimated roughly, where its chain is not a small one.
     """
 
     concurrency: int
@@ -110,7 +110,7 @@ def best_thresholds(
     if eager.half_width > PRECISION * eager.tokens_per_s:
         eager = throughput(model, (1,) * model.size, concurrency, state_limit=state_limit, seed=seed)
         found[(1,) * model.size] = eager
-    table = tuple(sorted(found.items(), key=lambda entry: -entry[1].tokens_per_s))
+    table = tuple(sorted(found.items(), key=lambda entry: -entry[1].at_least))
     (best, rate), *others = table
     ties = tuple(b for b, other in others if other.tokens_per_s >= rate.tokens_per_s * (1 - TIE))
     return Plan(concurrency, best, rate, ties, eager, table)
@@ -146,7 +146,7 @@ def best_policy(
         _climb(rate, start, partial(neighbours, model, concurrency))
     best = max(known, key=rate)
     lookahead = Lookahead.of(model, concurrency, best)
-    wins = known[best].tokens_per_s - known[best].half_width > static.tokens_per_s * (1 + PRECISION)
+    wins = known[best].at_least > static.tokens_per_s * (1 + PRECISION)
     return PolicyPlan(
         policy=lookahead if wins else Thresholds(static.thresholds),
         throughput=known[best] if wins else static.throughput,
@@ -198,15 +198,17 @@ def _evaluate(
         return large
 
     def race(numbers: Sequence[int], enough: int) -> list[int]:
-        """Sample ever longer and drop what is clearly slower than the best; return what remains.
+        """Sample ever longer and drop what is clearly slower than the best; return the best that remain.
 
-        Ends when ``enough`` or fewer remain, or when all that remain are known precisely.
+        Ends when ``enough`` or fewer remain, when all that remain are known precisely, or after a limit.
         """
         copies = sampler.begin(
             np.array(numbers, dtype=np.int64), max(_FEWEST_COPIES, _COPIES // len(numbers))
         )
-        for doublings in range(_ROUNDS):
-            copies, estimate = sampler.run(copies, _FIRST_STEPS << doublings)
+        steps, work = _FIRST_STEPS, 0
+        while True:
+            work += steps * len(copies.candidate) * copies.replicas
+            copies, estimate = sampler.run(copies, steps)
             rate, half_width = estimate.rate * clock.ticks_per_s, estimate.half_width * clock.ticks_per_s
             for n, r, h in zip(copies.candidate.tolist(), rate.tolist(), half_width.tolist(), strict=True):
                 found[candidates[n]] = Throughput(r, "simulated", h, sizes[n])
@@ -215,11 +217,12 @@ def _evaluate(
             left = int(alive.sum())
             copies = copies.keep(alive, _COPIES // max(1, left))
             progress(len(candidates) - left, len(candidates))
-            if left <= enough or (half_width <= PRECISION * rate)[alive].all():
+            steps *= 2
+            if left <= enough or (half_width <= PRECISION * rate)[alive].all() or work >= _WORK:
                 break
-        return [int(n) for n in copies.candidate]
+        return sorted(copies.candidate.tolist(), key=lambda n: found[candidates[n]].at_least)[-_FINALISTS:]
 
-    large = solve(range(len(candidates)), min(_SMALL_CHAIN, state_limit))
+    large = solve(range(len(candidates)), min(_SMALL_CHAIN, _SMALL_CHAINS // len(candidates), state_limit))
     finalists = race(large, _FINALISTS) if large else []
     larger = solve(finalists, state_limit)
     if larger:

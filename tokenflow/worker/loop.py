@@ -6,6 +6,7 @@ device.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import socket
@@ -53,6 +54,8 @@ def serve(sock: socket.socket) -> int:
         started = time.monotonic()
         torch.set_num_threads(hello.config.threads)
         worker = Worker(load_engine(hello.config), hello)
+        # What is loaded by now lives as long as the worker; no collection need look at it again.
+        gc.freeze()
         channel.send(worker.ready(time.monotonic() - started))
         while not isinstance(message := channel.receive(), Stop):
             channel.send(worker.answer(message))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,8 @@ from tokenflow.engines.torch.rows import RowCache
 from tokenflow.engines.torch.weights import DTYPES, load_weights
 from tokenflow.errors import EngineError, ModelLoadError
 from tokenflow.types import ModelConfig
+
+Result = TypeVar("Result")
 
 _CPU_SHARE, _CPU_MOST = 8, 4 * 2**30
 _GPU_SHARE = 2
@@ -44,12 +48,23 @@ class TorchEngine:
         path = Path(config.path)
         self._spec = spec = read_spec(path, config.context_length)
         self._device = device
-        self._weights = load_weights(path, spec, config.dtype, device)
-        self._dtype = self._weights.embed.dtype
-        self._rope = Rope(spec.rope, spec.head_dim, self._dtype, device)
-        self._cache: KVCache = _cache(
-            spec, self._dtype, device, config, device.type != "cpu" if paged is None else paged, block_size
-        )
+        try:
+            self._weights = load_weights(path, spec, config.dtype, device)
+            self._dtype = self._weights.embed.dtype
+            self._rope = Rope(spec.rope, spec.head_dim, self._dtype, device)
+            self._cache: KVCache = _cache(
+                spec,
+                self._dtype,
+                device,
+                config,
+                device.type != "cpu" if paged is None else paged,
+                block_size,
+            )
+        except RuntimeError as error:
+            raise ModelLoadError(
+                f"{path}: the weights or the KV cache do not fit on {device}: {error}; "
+                "choose a smaller dtype, kv_cache or context_length, or another device"
+            ) from error
         self._info = EngineInfo(
             vocab_size=spec.vocab_size,
             hidden_size=spec.hidden_size,
@@ -77,9 +92,10 @@ class TorchEngine:
         feeds = [Feed(extend.slot, extend.tokens) for extend in extends]
         self._check(feeds)
         plan = self._cache.plan(feeds)
-        with torch.inference_mode():
-            hidden = self._run(self._cache, plan, _wanted(extends, plan, self._device))
-            return StepOutput(F.linear(hidden, self._weights.head), hidden)
+        wanted = _wanted(extends, plan, self._device)
+        return self._run(
+            self._cache, plan, wanted, lambda hidden: StepOutput(F.linear(hidden, self._weights.head), hidden)
+        )
 
     def length(self, slot: int) -> int:
         return self._cache.length(slot)
@@ -109,12 +125,11 @@ class TorchEngine:
         )
         slot, _ = cache.open(tokens)
         parts = []
-        with torch.inference_mode():
-            for start in range(0, count - 1, _SCORE_CHUNK):
-                chunk = tokens[start : min(start + _SCORE_CHUNK, count - 1)]
-                hidden = self._run(cache, cache.plan([Feed(slot, chunk)]), None)
-                targets = torch.tensor(tokens[start + 1 : start + 1 + len(chunk)], device=self._device)
-                parts += self._score_rows(hidden, targets, top)
+        for start in range(0, count - 1, _SCORE_CHUNK):
+            stop = min(start + _SCORE_CHUNK, count - 1)
+            targets = torch.tensor(tokens[start + 1 : stop + 1], device=self._device)
+            plan = cache.plan([Feed(slot, tokens[start:stop])])
+            parts += self._run(cache, plan, None, partial(self._score_rows, targets=targets, top=top))
         logprobs, ids, values = (torch.cat(column) for column in zip(*parts, strict=True))
         return Scores(logprobs, ids, values)
 
@@ -123,16 +138,21 @@ class TorchEngine:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _run(self, cache: KVCache, plan: Plan, wanted: Tensor | None) -> Tensor:
+    def _run(
+        self, cache: KVCache, plan: Plan, wanted: Tensor | None, finish: Callable[[Tensor], Result]
+    ) -> Result:
+        """Run a plan and make its hidden states into a result; the plan counts if all of that went well."""
         try:
-            hidden = forward(self._spec, self._weights, self._rope, cache, plan, wanted)
+            with torch.inference_mode():
+                result = finish(forward(self._spec, self._weights, self._rope, cache, plan, wanted))
         except RuntimeError as error:
             cache.abandon(plan)
             raise EngineError(f"forward pass of {len(plan.ids)} tokens failed: {error}") from error
         cache.commit(plan)
-        return hidden
+        return result
 
     def _score_rows(self, hidden: Tensor, targets: Tensor, top: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """(log-probabilities of the targets, best ids, their log-probabilities), a few rows at a time."""
         parts = []
         rows = max(1, _SCORE_LOGITS // self._spec.vocab_size)
         for start in range(0, len(hidden), rows):
@@ -206,6 +226,8 @@ def _cache(
     block_size: int,
 ) -> KVCache:
     capacity = config.kv_cache or _default_capacity(spec, dtype, device, config.max_requests)
+    if capacity < (least := block_size if paged else 1):
+        raise ModelLoadError(f"kv_cache of {capacity} tokens is too small: it must hold {least} at least")
     if paged:
         return PagedCache(
             spec,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
     """How many first elements two lists share, at most ``limit``."""
-    low, high = 0, min(len(a), len(b), limit)
+    low, high = 0, max(0, min(len(a), len(b), limit))
     if a[:high] == b[:high]:
         return high
     while high - low > 1:

@@ -8,21 +8,19 @@ key or value is a finite number whatever an earlier request left there.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from math import gcd
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tokenflow.engines.base import Opened
+from tokenflow.engines.torch.arena import Arena
 from tokenflow.engines.torch.config import ModelSpec
 from tokenflow.engines.torch.kv import CausalMasks, Feed, Plan, Queries, Read, blocks_of, integers
 from tokenflow.engines.torch.prefix import common_prefix
-from tokenflow.errors import EngineError, ModelLoadError
+from tokenflow.errors import EngineError
 
 _CALL_COST = 32_768
 """What one more attention call costs, in wasted keys times query channels (measured: about 9 us)."""
@@ -39,7 +37,7 @@ class _Row:
 
 
 class _Strip(NamedTuple):
-    """Where a read lies in a layer: size and offset of its keys; values follow ``kv_heads`` later."""
+    """Where a read lies in a layer: size and offset of its keys; its values lie ``kv_heads`` heads later."""
 
     size: tuple[int, int, int, int]
     offset: int
@@ -56,7 +54,7 @@ class _Places(NamedTuple):
 
 
 class RowCache:
-    """A :class:`~tokenflow.engines.torch.kv.KVCache` of ``rows`` rows.
+    """A :class:`~tokenflow.engines.torch.kv.KVCache` of one row per slot.
 
     :param row_length: most tokens of one row.
     :param capacity: most tokens of all rows, released ones that are kept for their prefix included.
@@ -85,17 +83,12 @@ class RowCache:
         self._kv_heads = spec.kv_heads
         self._channels = spec.heads * spec.head_dim
         rows = 2 * max_open if reuse else max_open
-        self._token_bytes = spec.head_dim * dtype.itemsize
-        per_page = mmap.PAGESIZE // gcd(mmap.PAGESIZE, self._token_bytes)
-        length = -(-row_length // per_page) * per_page
-        shape = (spec.layers, rows, 2 * spec.kv_heads, length, spec.head_dim)
-        self._memory, self._arena = _reserve(shape, dtype, device)
-        self._layers = self._arena.unbind(0)
-        self._by_token = [layer.transpose(1, 2) for layer in self._layers]
-        self._layer_stride, self._row_stride, head, token, channel = self._arena.stride()
-        self._strides = (self._row_stride, head, token, channel)
+        self._arena = Arena(spec, rows, row_length, dtype, device)
+        self._kv = self._arena.tensor
+        self._by_token = [layer.transpose(1, 2) for layer in self._kv]
+        self._layer_stride, *self._strides = self._kv.stride()
         self._head_dim = spec.head_dim
-        self._values = spec.kv_heads * head
+        self._values = spec.kv_heads * self._strides[1]
         self._rows = [_Row() for _ in range(rows)]
         self._held = 0
         self._clock = 0
@@ -106,19 +99,17 @@ class RowCache:
             raise EngineError(f"all {self._max_open} slots are taken; release one first")
         wanted = list(tokens)
         source, shared = self._longest_prefix(wanted) if self._reuse else (None, 0)
-        slot = self._place(source, shared)
-        row = self._rows[slot]
-        if slot == source:
+        slot = next(i for i, row in enumerate(self._rows) if not row.open)
+        if source == slot:
+            if self._held + shared <= self.capacity and len(self._rows[slot].tokens) > shared:
+                self._move_away(slot, None)
             self._cut(slot, shared)
         else:
+            self._move_away(slot, source)
             self._cut(slot, 0)
-            shared = min(shared, self._make_room(shared))
-            if source is not None and shared:
-                self._arena[:, slot, :, :shared] = self._arena[:, source, :, :shared]
-                row.tokens = wanted[:shared]
-                self._held += shared
-                self._touch(source)
-        row.open = True
+            if source is not None:
+                shared = self._borrow(source, slot, shared)
+        self._rows[slot].open = True
         return Opened(slot, shared)
 
     def length(self, slot: int) -> int:
@@ -175,8 +166,8 @@ class RowCache:
         strip: _Strip = read.where
         offset = layer * self._layer_stride + strip.offset
         return (
-            self._arena.as_strided(strip.size, self._strides, offset),
-            self._arena.as_strided(strip.size, self._strides, offset + self._values),
+            self._kv.as_strided(strip.size, self._strides, offset),
+            self._kv.as_strided(strip.size, self._strides, offset + self._values),
         )
 
     def commit(self, plan: Plan) -> None:
@@ -187,7 +178,7 @@ class RowCache:
     def abandon(self, plan: Plan) -> None:
         for slot, tokens in plan.feeds:
             past = len(self._rows[slot].tokens)
-            self._arena[:, slot, :, past : past + len(tokens)] = 0
+            self._arena.clear(slot, past, past + len(tokens))
 
     def truncate(self, slot: int, length: int) -> None:
         row = self._row(slot)
@@ -213,67 +204,74 @@ class RowCache:
 
     def _longest_prefix(self, tokens: list[int]) -> tuple[int | None, int]:
         """The row that shares most first tokens; of equals one that can be taken over as it is."""
-        best: tuple[int, bool, int] = (0, False, -1)
+        source, best = None, 0
         for index, row in enumerate(self._rows):
-            if row.tokens:
-                shared = common_prefix(row.tokens, tokens, len(tokens) - 1)
-                best = max(best, (shared, not row.open and shared == len(row.tokens), index))
-        shared, _, index = best
-        return (index, shared) if shared else (None, 0)
+            held = row.tokens
+            # Only a row that agrees in the next token can share more, which spares most comparisons.
+            longer = len(held) > best and best < len(tokens) - 1 and held[best] == tokens[best]
+            whole = len(held) == best and not row.open
+            if best and whole and held == tokens[:best]:
+                source = index
+            elif longer and (shared := common_prefix(held, tokens, len(tokens) - 1)) > best:
+                source, best = index, shared
+        return source, best
 
-    def _place(self, source: int | None, shared: int) -> int:
-        """The row of a new slot: the source if nothing of it is lost, else an empty row, else the oldest."""
-        if source is not None and not self._rows[source].open and len(self._rows[source].tokens) == shared:
-            return source
-        empty = next((i for i, row in enumerate(self._rows) if not row.open and not row.tokens), None)
+    def _move_away(self, slot: int, source: int | None) -> None:
+        """Copy the tokens of a row that is to be used to another row, unless they are the oldest ones.
+
+        New slots take the lowest row that is not open: open rows stay neighbours, and few attention calls
+        serve them all.
+        """
+        row = self._rows[slot]
+        others = [i for i, other in enumerate(self._rows) if not other.open and i not in (slot, source)]
+        if row.tokens and others:
+            spare = min(others, key=lambda i: (bool(self._rows[i].tokens), self._rows[i].used))
+            if not self._rows[spare].tokens or self._rows[spare].used < row.used:
+                self._cut(spare, 0)
+                self._copy(slot, spare, len(row.tokens))
+
+    def _borrow(self, source: int, slot: int, shared: int) -> int:
+        """Give the empty row ``slot`` the first tokens of ``source``, as many as fit; how many it got."""
+        row = self._rows[source]
         fits = self._held + shared <= self.capacity
-        if empty is not None and fits:
-            return empty
-        if source is not None and not self._rows[source].open and not fits:
-            return source
-        return empty if empty is not None else self._oldest()
+        used_up = not row.open and (len(row.tokens) == shared or not fits)
+        if not used_up:
+            shared = self._make_room(shared)
+        self._copy(source, slot, shared)
+        if used_up:
+            self._cut(source, 0)
+        self._touch(source)
+        return shared
 
-    def _oldest(self) -> int:
-        return min((i for i, row in enumerate(self._rows) if not row.open), key=lambda i: self._rows[i].used)
+    def _copy(self, source: int, target: int, count: int) -> None:
+        """Copy the first ``count`` tokens of a row to an empty one."""
+        self._arena.copy(source, target, count)
+        self._rows[target].tokens = self._rows[source].tokens[:count]
+        self._rows[target].used = self._rows[source].used
+        self._held += count
 
     def _make_room(self, need: int) -> int:
         """Drop released rows, the oldest first, until ``need`` tokens fit; how many fit."""
         while self._held + need > self.capacity:
-            kept = [i for i, r in enumerate(self._rows) if not r.open and r.tokens]
+            kept = [i for i, row in enumerate(self._rows) if not row.open and row.tokens]
             if not kept:
                 break
             self._cut(min(kept, key=lambda i: self._rows[i].used), 0)
         return max(0, min(need, self.capacity - self._held))
 
     def _cut(self, slot: int, length: int) -> None:
-        """Forget all but the first ``length`` tokens; what they took is zero again, whole pages are freed."""
+        """Forget all but the first ``length`` tokens."""
         row = self._rows[slot]
         stop = len(row.tokens)
         if length == stop:
             return
-        self._arena[:, slot, :, length:stop] = 0
+        self._arena.clear(slot, length, stop)
         del row.tokens[length:]
         self._held -= stop - length
-        if self._memory is not None:
-            for start, size in self._whole_pages(slot, length, stop):
-                self._memory.madvise(mmap.MADV_DONTNEED, start, size)
-
-    def _whole_pages(self, slot: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """(first byte, bytes) of the pages that tokens ``start`` to ``stop`` fill, per layer and head."""
-        page = mmap.PAGESIZE
-        first = -(-start * self._token_bytes // page) * page
-        size = (-(-stop * self._token_bytes // page) * page) - first
-        if size <= 0:
-            return
-        itemsize = self._arena.element_size()
-        for layer in range(len(self._layers)):
-            base = (layer * self._layer_stride + slot * self._row_stride) * itemsize
-            for head in range(2 * self._kv_heads):
-                yield base + head * self._strides[1] * itemsize + first, size
 
     def _strip(self, slot: int, rows: int, keys: int, queries: tuple[Queries, ...]) -> Read:
         size = (rows, self._kv_heads, keys, self._head_dim)
-        return Read(_Strip(size, slot * self._row_stride), keys, queries)
+        return Read(_Strip(size, slot * self._strides[0]), keys, queries)
 
     def _single_reads(self, rows: Sequence[int], pasts: Sequence[int]) -> Iterator[Read]:
         """Reads of one token in each of the sorted ``rows``, after the ``pasts`` tokens that they hold."""
@@ -309,24 +307,3 @@ def cuts(rows: Sequence[int], keys: Sequence[int], call_cost: int) -> list[int]:
                 start, longest = index, 0
         longest = max(longest, count)
     return [*stops, len(rows)] if rows else stops
-
-
-def _reserve(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[mmap.mmap | None, Tensor]:
-    """An arena of zeros; on a CPU its pages come with the first write."""
-    if device.type != "cpu" or not hasattr(mmap, "MAP_PRIVATE") or not hasattr(mmap, "MADV_DONTNEED"):
-        return None, torch.zeros(shape, dtype=dtype, device=device)
-    size = torch.Size(shape).numel() * dtype.itemsize
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    try:
-        memory = mmap.mmap(-1, size, flags=flags)
-    except OSError as error:
-        raise ModelLoadError(
-            f"cannot reserve {size / 2**30:.1f} GiB of address space for the KV cache ({error}); "
-            "lower kv_cache, context_length or max_requests"
-        ) from error
-    # A huge page would back many rows at once, and each row's first token would touch one per head.
-    with suppress(OSError, AttributeError):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return memory, torch.frombuffer(memory, dtype=dtype).view(shape)

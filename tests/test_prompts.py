@@ -1,0 +1,115 @@
+"""What a request may say, and what it is told where it may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenflow.errors import InvalidRequest
+from tokenflow.prompts import check_known_ids, encode, param_values, sampling_params
+from tokenflow.text.tokenizer import Tokenizer
+
+FORMS = "a prompt is a text, a list of token ids or a list of chat messages"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(Path(__file__).parents[1] / "recipes" / "demo" / "small")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "the prompt is empty; give at least one character"),
+        ([], "the prompt is empty; give at least one token or message"),
+        (3, f"{FORMS}, got int"),
+        (None, f"{FORMS}, got NoneType"),
+        (b"abc", f"{FORMS}, got bytes"),
+        ({"role": "user"}, f"{FORMS}, got dict"),
+        ([True], f"{FORMS}, got bool at index 0"),
+        ([1, "a"], f"{FORMS}, got str at index 1"),
+        ([1, 2.0], f"{FORMS}, got float at index 1"),
+        ([1, 100], "token id 100 at index 1 is out of range: the tokenizer has 100 ids"),
+        ([{"role": "user", "content": "a"}, 3], "message 1 must be a mapping, got int"),
+        ([{"content": "a"}], "message 0 needs a 'role'"),
+        ([{"role": "user"}], "message 0: content must be a text or text parts, got NoneType"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            "message 0: content parts must be {'type': 'text', 'text': ...}",
+        ),
+    ],
+)
+def test_a_wrong_prompt_is_named(tokenizer: Tokenizer, prompt: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        encode(prompt, tokenizer, 100)
+    assert str(caught.value) == message
+    assert caught.value.param == "prompt"
+
+
+def test_text_ids_messages_and_parts_of_text_say_the_same(tokenizer: Tokenizer) -> None:
+    expected = encode("Q: 93*7=?\nA: ", tokenizer, 100)
+    assert expected[0] == tokenizer.bos_id
+    assert encode(tuple(expected), tokenizer, 100) == expected
+    assert encode([{"role": "user", "content": "93*7=?"}], tokenizer, 100) == expected
+    parts = [{"type": "text", "text": "93*"}, {"type": "text", "text": "7=?"}]
+    assert encode([{"role": "user", "content": parts}], tokenizer, 100) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"temprature": 1}, "unknown sampling setting 'temprature' (did you mean 'temperature'?)"),
+        ({"zzz": 1}, "unknown sampling setting 'zzz'"),
+        ({"stop": 3}, "stop must be a list, got int"),
+        ({"stop_token_ids": 30}, "stop_token_ids must be a list, got int"),
+        ({"min_tokens": 5, "max_tokens": 3}, "min_tokens 5 exceeds max_tokens 3"),
+    ],
+)
+def test_a_wrong_setting_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        sampling_params(given)
+    assert str(caught.value) == message
+
+
+def test_none_means_absent_and_a_stop_may_be_one_string() -> None:
+    params = sampling_params({"temperature": None, "stop": "END", "stop_token_ids": [5]})
+    assert params.temperature == 0
+    assert params.stop == ("END",)
+    assert params.stop_token_ids == (5,)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"logit_bias": {100: 1.0}}, "logit_bias names token id 100, but the tokenizer has 100 ids"),
+        ({"stop_token_ids": [999]}, "stop_token_ids names token id 999, but the tokenizer has 100 ids"),
+    ],
+)
+def test_settings_name_only_ids_of_the_tokenizer(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_known_ids(sampling_params(given), 100)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([1], "params must be a mapping, got list"),
+        ({"tua": 1}, "the recipe has no parameter 'tua'; it has: tau"),
+        ({"tau": "x"}, "parameter 'tau' must be a finite number, got 'x'"),
+        ({"tau": True}, "parameter 'tau' must be a finite number, got True"),
+        ({"tau": float("nan")}, "parameter 'tau' must be a finite number, got nan"),
+        ({"tau": 10**400}, f"parameter 'tau' must be a finite number, got {'1' + '0' * 39}"),
+    ],
+)
+def test_a_wrong_parameter_is_named(given: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        param_values({"tau": 0.03}, given)
+    assert str(caught.value) == message
+
+
+def test_parameters_come_in_the_order_of_the_recipe_with_its_defaults() -> None:
+    assert param_values({"a": 1.0, "b": 2.0}, {"b": 5}) == (1.0, 5.0)
+    assert param_values({"a": 1.0}, None) == (1.0,)
