@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenflow.random import uniform
 from tokenflow.engines.sampling import Draw, Sampled, Sampler, unusable_rows
+from tokenflow.random import uniform
 from tokenflow.types import SamplingParams
 
 VOCAB = 12
