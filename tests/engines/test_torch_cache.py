@@ -350,6 +350,17 @@ def test_without_reuse_a_released_row_is_empty_at_once() -> None:
     assert float(cache._kv.abs().max()) == 0.0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_rows_may_promise_far_more_than_the_machine_has() -> None:
+    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
+        pytest.skip("this machine does not overcommit")
+    cache = rows(2**22, max_open=64)
+    assert cache._kv.nbytes > 2**41
+    slot, _ = cache.open([1])
+    fill(cache, slot, [1])
+    assert cache.length(slot) == 1
+
+
 def test_address_space_that_cannot_be_had_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import platform
 from collections.abc import Iterator
 from contextlib import suppress
 from math import gcd
@@ -11,6 +12,10 @@ import torch
 
 from tokenflow.engines.torch.config import ModelSpec
 from tokenflow.errors import ModelLoadError
+
+# Python knows the flag by name from 3.13 on; this is its value where Linux runs torch.
+_LINUX = platform.system() == "Linux" and platform.machine() in {"x86_64", "aarch64"}
+_NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if _LINUX else 0)
 
 
 class Arena:
@@ -65,9 +70,8 @@ class Arena:
 
 
 def _reserve(size: int) -> mmap.mmap:
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     try:
-        memory = mmap.mmap(-1, size, flags=flags)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     except OSError as error:
         raise ModelLoadError(
             f"cannot reserve {size / 2**30:.1f} GiB of address space for the KV cache ({error}); "
