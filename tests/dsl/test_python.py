@@ -133,7 +133,7 @@ def test_all_that_yaml_says_is_said_in_python(folder: Path) -> None:
         'recipe = Recipe("all", description="every part", entry="a", params={"k": 2},\n'
         '    batching={"policy": "fixed", "thresholds": {"b": 3}},\n'
         '    heads={"own": {"kind": "r2r", "path": "head.pt", "threshold": 0.5}, "co": {"kind": "co_llm"}},\n'
-        '    budgets={"b": {"max_share": 0.2}}, rollback=4)\n'
+        '    budgets={"b": {"max_tokens": 20}}, rollback=4)\n'
         'a = recipe.model("a", Path("here"), heads=["own"], threads=2)\n'
         'b = recipe.model("b", "owner/b", verify=True)\n'
         'b.rules([{"when": "head(\\"co\\") > k", "to": "a", "send": "keep"}])\n'
@@ -145,7 +145,7 @@ def test_all_that_yaml_says_is_said_in_python(folder: Path) -> None:
     assert (recipe.batching.policy, recipe.batching.thresholds) == ("fixed", {"a": 1, "b": 3})
     assert {name: head.model for name, head in recipe.heads.items()} == {"own": "a", "co": "b"}
     assert recipe.heads["own"].path == str(head)
-    assert recipe.budgets["b"].max_share == 0.2
+    assert recipe.budgets["b"].max_tokens == 20
     assert (recipe.rollback, recipe.model("b").config.verify) == (4, True)
     assert (recipe.model("a").config.path, recipe.model("a").config.threads) == (str(folder / "here"), 2)
     assert recipe.python["a"].heads == ("own",)

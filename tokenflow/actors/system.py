@@ -120,6 +120,8 @@ class ActorSystem:
         """
         if self.error is not None:
             raise type(self.error)(str(self.error))
+        if not self.budgets.allows(sequence, sequence.holder):
+            sequence.holder = self.recipe.model(self.recipe.entry).code
         self._queue.append(sequence)
         # While somebody waits, only a request that ends makes room: what was preempted would otherwise
         # come straight back and be preempted again.

@@ -154,6 +154,9 @@ def _check_budgets(document: Document, models: dict[str, Any], entry: object) ->
         elif name == entry:
             message = "the entry has no budget: requests come back to it once another model's is used up"
             document.report(path, message, at_key=True)
+        elif mapping(models[name]).get("verify") is True and mapping(budget).get("max_share") is not None:
+            message = "a model that takes tokens of others back has no bound to its share: give max_tokens"
+            document.report((*path, "max_share"), message)
         if isinstance(budget, dict) and budget.get("max_share") is None and budget.get("max_tokens") is None:
             document.report(path, 'give "max_share", "max_tokens" or both')
 
