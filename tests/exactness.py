@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import anyio
 
@@ -13,11 +14,11 @@ from tokenflow.types import Completion
 
 
 async def answers(
-    router: Router, prompts: Sequence[list[int]], concurrency: int, **request: object
-) -> list[Completion]:
-    """The answer to every prompt; the seed of a request is the index of its prompt."""
+    router: Router, prompts: Mapping[int, list[int]], concurrency: int, **request: Any
+) -> dict[int, Completion]:
+    """The answers to prompts by index, which is the seed of each request."""
     done: dict[int, Completion] = {}
-    todo = iter(enumerate(prompts))
+    todo = iter(prompts.items())
 
     async def work() -> None:
         for index, prompt in todo:
@@ -26,7 +27,7 @@ async def answers(
     async with anyio.create_task_group() as tasks:
         for _ in range(concurrency):
             tasks.start_soon(work)
-    return [done[index] for index in range(len(done))]
+    return done
 
 
 async def unexcused(
@@ -34,27 +35,25 @@ async def unexcused(
     recorded: Recorded,
     case: str,
     concurrency: int,
-    count: int,
+    prompts: Iterable[int],
     params: Mapping[str, float] | None = None,
     temperature: float = 0.0,
 ) -> list[str]:
-    """Differences to the reference that no near-tie explains; those that one does are printed."""
+    """Differences to the reference that no near-tie explains; those that one does are printed.
+
+    :param prompts: indices of recorded prompts.
+    """
     completions = await answers(
         router,
-        recorded.prompts[:count],
+        {index: recorded.prompts[index] for index in prompts},
         concurrency,
         max_tokens=recorded.max_tokens,
         temperature=temperature,
         params=params or {},
     )
-    assert len(completions) == count
-    traces = [recorded.traces[case, index] for index in range(count)]
-    wrong = []
-    for index, (trace, answer) in enumerate(zip(traces, completions, strict=True)):
-        fault = judge(trace, answer)
-        if fault is not None:
-            wrong.append(f"{case}, prompt {index}: {fault}")
-    return wrong
+    faults = {index: judge(recorded.traces[case, index], answer) for index, answer in completions.items()}
+    assert faults
+    return [f"{case}, prompt {index}: {fault}" for index, fault in faults.items() if fault is not None]
 
 
 def judge(trace: Trace, answer: Completion) -> str | None:

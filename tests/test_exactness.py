@@ -31,7 +31,7 @@ async def test_answers_and_traces_equal_the_naive_reference(
     wrong = []
     async with Router("recipes/demo.yaml", overrides=overrides) as router:
         for tau in TAUS:
-            wrong += await unexcused(router, recorded, r_stitch(tau), concurrency, count, {"tau": tau})
+            wrong += await unexcused(router, recorded, r_stitch(tau), concurrency, range(count), {"tau": tau})
     assert not wrong
 
 

@@ -4,7 +4,9 @@
 (another salt, another model), ``context_length``, ``kv_capacity``, ``max_requests``, ``block_size``,
 ``step_s`` (sleep per step), ``nan_first`` (a token id: logits of sequences that begin with it are NaN),
 ``die_at_step`` (with exit code 9), ``raise_at_step``, ``fail_load`` (a message), ``die_loading`` (an exit
-code).
+code).  With ``script`` the logits are written down instead, for prompts of one token: a row for each number
+of output tokens so far, of which the last stands for all that follow.  A row is ``[token, height]``, one
+logit of that height above zeros, or the logits of the first ids, -inf for all others.
 """
 
 from __future__ import annotations
@@ -102,7 +104,21 @@ class ToyEngine:
     def _logits(self, tokens: list[int]) -> torch.Tensor:
         if self._options.get("nan_first") == tokens[0]:
             return torch.full((self.info.vocab_size,), math.nan)
+        if script := self._options.get("script"):
+            return scripted_logits(script[min(len(tokens), len(script)) - 1], self.info.vocab_size)
         return toy_logits(tokens, self.info.vocab_size, self._options.get("salt", 0))
+
+
+def scripted_logits(row: Sequence[float], vocab_size: int) -> torch.Tensor:
+    """The logits [V] of a row of a script."""
+    if len(row) == 2:
+        token, height = row
+        logits = torch.zeros(vocab_size)
+        logits[int(token)] = height
+        return logits
+    logits = torch.full((vocab_size,), -math.inf)
+    logits[: len(row)] = torch.tensor(row)
+    return logits
 
 
 def toy_logits(tokens: Sequence[int], vocab_size: int, salt: int = 0) -> torch.Tensor:

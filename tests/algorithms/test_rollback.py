@@ -1,0 +1,196 @@
+"""Tentative tokens: checked by a model or taken back by a recipe, and never shown before they are final."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.algorithms.toys import toy_recipe
+from tests.exactness import answers
+from tests.recipes_python import handoffs
+from tests.reference.cases import DEMO
+from tests.reference.record import Recorded
+from tests.test_router import Log
+from tests.toy.engine import toy_logits
+from tokenflow.errors import RouteFailed
+from tokenflow.router import Router
+from tokenflow.types import Completion, StreamEvent
+
+pytestmark = pytest.mark.anyio
+
+SPECULATIVE = DEMO / "speculative.yaml"
+LARGE_ONLY = {"tau": -1.0}
+"""With R-Stitch the large model, with the code that it has in the other recipe, writes everything."""
+PROMPT = [1, 40, 50, 60]
+
+
+@pytest.fixture
+async def checked(worker_threads: None) -> AsyncIterator[Router]:
+    async with Router(SPECULATIVE) as router:
+        yield router
+
+
+@pytest.fixture
+async def large(worker_threads: None) -> AsyncIterator[Router]:
+    async with Router(DEMO.parent / "demo.yaml") as router:
+        yield router
+
+
+async def streamed(router: Router, prompt: list[int], **request: Any) -> list[StreamEvent]:
+    return [event async for event in router.stream(prompt, **request)]
+
+
+def text_and_end(completion: Completion) -> tuple[str, list[int], str]:
+    return completion.text, completion.token_ids, completion.finish_reason
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {},
+        {"max_tokens": 1},
+        {"max_tokens": 6},
+        {"max_tokens": 7},
+        {"max_tokens": 8},
+        {"stop": ("21",)},
+        {"stop": ("30, 3",)},
+        {"stop": ("Answer",)},
+        {"stop_token_ids": (34,)},
+        {"ignore_eos": True, "max_tokens": 60},
+        {"min_tokens": 50, "max_tokens": 60},
+        {"temperature": 0.7, "seed": 3, "max_tokens": 60},
+        {"temperature": 1.0, "seed": 4, "top_p": 0.9, "max_tokens": 60},
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "max_tokens": 60},
+        {"logit_bias": {17: -3.0, 21: 2.0}, "max_tokens": 60},
+    ],
+)
+async def test_the_text_is_the_large_models_own_under_all_settings(
+    request_: dict[str, Any], checked: Router, large: Router, alone: Recorded
+) -> None:
+    """Ends, stop strings, penalties and random numbers are as if nothing had been drafted."""
+    request = {"max_tokens": 300, **request_}
+    for index in (0, 3, 6):
+        prompt = alone.prompts[index]
+        expected = await large.generate(prompt, params=LARGE_ONLY, **request)
+        assert text_and_end(await checked.generate(prompt, **request)) == text_and_end(expected)
+
+
+async def test_streams_show_final_tokens_only(checked: Router, alone: Recorded) -> None:
+    for index in (0, 1, 5):
+        events = await streamed(checked, alone.prompts[index], max_tokens=300)
+        whole = events[-1].completion
+        assert whole is not None
+        assert "".join(event.text for event in events) == whole.text
+        shown = tuple(token for event in events for token in event.tokens)
+        assert shown == whole.tokens
+        assert len(events) > 5
+        # What is shown at once ends in a token of the model that checks, or at the end.
+        assert {event.tokens[-1].model for event in events[:-1]} == {"llm"}
+        assert whole.usage.by_model == {name: whole.models.count(name) for name in ("slm", "llm")}
+        assert whole.usage.completion_tokens == len(whole.tokens)
+
+
+async def test_a_stream_with_a_stop_string_never_shows_it(checked: Router, alone: Recorded) -> None:
+    events = await streamed(checked, alone.prompts[0], max_tokens=300, stop=("3*7=2",))
+    assert "".join(event.text for event in events) == "90*7=630, "
+
+
+async def test_drafts_of_any_length_give_the_same_text(alone: Recorded) -> None:
+    prompts = {index: alone.prompts[index] for index in (0, 1, 5, 6)}
+    texts = []
+    for draft in (1, 2, 7, 16):
+        overrides = [f"rollback={draft}", f"routes.slm[0].after={draft}"]
+        async with Router(SPECULATIVE, overrides=overrides) as router:
+            completions = await answers(router, prompts, 4, max_tokens=300)
+        texts.append({index: completion.token_ids for index, completion in completions.items()})
+    assert all(text == texts[0] for text in texts)
+
+
+def speculative(folder: Path, **options: Any) -> Any:
+    recipe = {
+        "rollback": 5,
+        "models": {"slm": {}, "llm": {"verify": True}},
+        "routes": {
+            "slm": [
+                {"when": "entropy > 0.45", "to": "llm", "send": "drop_last"},
+                {"after": 5, "to": "llm", "send": "keep"},
+            ],
+            "llm": [{"when": "entropy < 0.45", "to": "slm", "send": "keep"}],
+        },
+    }
+    return toy_recipe(folder, recipe, slm={"salt": 1, **options}, llm={"salt": 2, **options})
+
+
+def greedy(prompt: Sequence[int], salt: int, count: int) -> list[int]:
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + count:
+        tokens.append(int(toy_logits(tokens, 128, salt)[:100].argmax()))
+    return tokens[len(prompt) :]
+
+
+async def test_drafts_survive_preemption_chunks_and_company(tmp_path: Path) -> None:
+    """Drafts that are nearly always wrong, in caches that hold three requests."""
+    log, prompts = Log(), {seed: [1, 40, 50, 20 + seed] for seed in range(16)}
+    recipe = speculative(tmp_path, kv_capacity=140)
+    async with Router(recipe, observer=log) as router:
+        completions = await answers(router, prompts, 16, max_tokens=30, ignore_eos=True)
+        await log.until(lambda: not log.open_handles)
+    for seed, completion in completions.items():
+        assert completion.token_ids == greedy(prompts[seed], 2, 30)
+        assert completion.usage.dropped > 0
+    assert any(opened.epoch for _, step, _ in log.steps for opened in step.open), "nothing was preempted"
+
+
+async def test_same_weights_check_every_draft_through(tmp_path: Path) -> None:
+    recipe = {
+        "rollback": 4,
+        "models": {"slm": {}, "llm": {"verify": True}},
+        "routes": {
+            "slm": [{"after": 4, "to": "llm", "send": "keep"}],
+            "llm": [{"after": 1, "to": "slm", "send": "keep"}],
+        },
+    }
+    async with Router(toy_recipe(tmp_path, recipe, slm={"salt": 1}, llm={"salt": 1})) as router:
+        completion = await router.generate(PROMPT, max_tokens=20, ignore_eos=True)
+    assert completion.models == (["slm"] * 4 + ["llm"]) * 4
+    assert completion.usage.dropped == 0
+    assert completion.token_ids == greedy(PROMPT, 1, 20)
+
+
+def forgetful(prompt: list[int], back: int, count: int) -> tuple[list[int], list[str], int]:
+    """The small model writes five tokens, of which the last ``back`` are taken back; the large one, one."""
+    tokens, writers, dropped = list(prompt), [], 0
+    while len(writers) < count + 4:
+        for model, salt, times in (("slm", 1, 5), ("llm", 2, 1)):
+            for _ in range(times):
+                tokens.append(int(toy_logits(tokens, 128, salt)[:100].argmax()))
+                writers.append(model)
+            if model == "slm":
+                del tokens[len(tokens) - back :], writers[len(writers) - back :]
+                dropped += back
+    return tokens[len(prompt) :][:count], writers[:count], dropped
+
+
+@pytest.mark.parametrize("back", [0, 1, 2, 4])
+async def test_a_receive_takes_tokens_back_within_the_rollback(tmp_path: Path, back: int) -> None:
+    recipe = toy_recipe(tmp_path, handoffs.forgetful, slm={"salt": 1}, llm={"salt": 2})
+    request: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "params": {"back": back}}
+    async with Router(recipe) as router:
+        completion = await router.generate(PROMPT, **request)
+        events = await streamed(router, PROMPT, **request)
+    tokens, writers, _ = forgetful(PROMPT, back, 24)
+    assert (completion.token_ids, completion.models) == (tokens, writers)
+    assert [token.id for event in events for token in event.tokens] == tokens
+    assert "".join(event.text for event in events) == completion.text
+    assert (completion.usage.dropped > 0) == (back > 0)
+
+
+async def test_a_receive_that_takes_back_what_is_final_is_an_error(tmp_path: Path) -> None:
+    recipe = toy_recipe(tmp_path, handoffs.forgetful, slm={"salt": 1}, llm={"salt": 2})
+    async with Router(recipe) as router:
+        with pytest.raises(RouteFailed, match="receive of model 'llm'.* are final: a recipe declares"):
+            await router.generate(PROMPT, max_tokens=24, ignore_eos=True, params={"back": 5})
+        assert len((await router.generate(PROMPT, max_tokens=4, params={"back": 1})).tokens) == 4

@@ -1,0 +1,83 @@
+"""Recipes whose Python hands over in ways that the demo's do not, right and wrong ones."""
+
+import math
+
+import torch
+
+from tokenflow import BaseRouter, PeerReq, Recipe
+
+SMALL = "../../recipes/demo/small"
+SLM, LLM = 1, 2
+
+
+class RStitchSLM(BaseRouter):
+    def route(self, result):
+        probs = result.logits_output.next_token_logits.softmax(dim=-1)
+        entropy = -(probs * probs.log()).sum(-1) / math.log(probs.shape[-1])
+        return torch.where(entropy > self.tau, self.peer_idx, 0)
+
+    def send(self, req):
+        token_ids = req.origin_input_ids + req.output_ids[:-1]
+        anchor = req.peer_locs[self.peer_idx] or 0
+        return PeerReq(rid=req.rid, token_ids=token_ids[anchor:], loc=len(token_ids), finished=req.finished())
+
+
+class DropsToo(RStitchSLM):
+    """Only the comparison is turned round: what it inherits drops the token that it should keep."""
+
+    def route(self, result):
+        return torch.where(result.entropy() <= self.tau, self.peer_idx, 0)
+
+
+livelock = Recipe("bouncing", entry="slm", params={"tau": 0.4})
+livelock.model("slm", SMALL, router=RStitchSLM, peer="llm")
+livelock.model("llm", SMALL, router=DropsToo, peer="slm")
+
+FROM = 3
+"""Output position from which a request whose parameter says so is misrouted."""
+
+faulty = Recipe("faulty", entry="slm", params={"fault": 0})
+slm = faulty.model("slm", SMALL)
+faulty.model("llm", SMALL)
+
+
+@slm.route
+def misroute(result, fault):
+    rows, kind = len(fault), int(fault.max())
+    if int(result.position.max()) < FROM:
+        return [0] * rows
+    if kind == 1:
+        raise ValueError("no idea")
+    return [
+        [0] * rows,
+        ...,
+        None,
+        [0] * (rows + 1),
+        torch.zeros(rows),
+        [7] * rows,
+        torch.full((rows,), -1),
+        torch.zeros(rows, 2, dtype=torch.int64),
+        [LLM / 2] * rows,
+    ][kind]
+
+
+forgetful = Recipe("forgetful", entry="slm", rollback=4, params={"back": 2})
+slm = forgetful.model("slm", SMALL)
+llm = forgetful.model("llm", SMALL)
+
+
+@slm.route
+def after_five(result):
+    return torch.where(result.run_length >= 5, LLM, 0)
+
+
+@llm.route
+def after_one(result):
+    return [SLM] * len(result.next_token_ids)
+
+
+@llm.receive
+def take_back(peer_req, req):
+    back = int(req.params["back"])
+    kept = max(len(peer_req.token_ids) - back, 0)
+    return PeerReq(peer_req.rid, peer_req.token_ids[:kept], peer_req.loc - back)
