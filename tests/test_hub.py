@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from tokenflow.errors import ModelNotFound
-from tokenflow.hub import resolve
+from tokenflow.hub import resolve, resolve_head
 
 REPOSITORY = Path(__file__).parents[1]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -29,6 +30,8 @@ FILES = {
     "consolidated.safetensors": b"not needed",
     "onnx/config.json": b"not needed",
     "original/model.safetensors": b"not needed",
+    "small+large/default_router.pt": b"not needed",
+    "router.pt": b"not needed",
 }
 NEEDED = sorted(name for name, content in FILES.items() if content != b"not needed")
 
@@ -42,7 +45,7 @@ class Hub(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        path = self.path.split("?")[0]
+        path = unquote(self.path.split("?")[0])
         self.asked.append(path)
         if path == "/api/models/tiny/model/revision/main":
             self.answer(json.dumps({"id": "tiny/model", "sha": COMMIT, "siblings": []}).encode())
@@ -88,18 +91,19 @@ def hub() -> Iterator[tuple[str, list[str]]]:
         thread.join()
 
 
-def resolve_elsewhere(path: str, home: Path, **environment: str) -> str:
-    """What ``resolve`` says in a fresh process, as hub libraries read the environment once.
+def resolve_elsewhere(path: str, home: Path, by: str = "resolve", **environment: str) -> str:
+    """What ``resolve``, or the function called ``by``, says in a fresh process, as hub libraries read the
+    environment once.
 
     The answer is a path, or the text of a ``ModelNotFound``.
     """
     program = (
         "import sys\n"
         "from tokenflow.errors import ModelNotFound\n"
-        "from tokenflow.hub import resolve\n"
+        "from tokenflow import hub\n"
         "assert 'huggingface_hub' not in sys.modules\n"
         "try:\n"
-        "    print(resolve(sys.argv[1]))\n"
+        "    print(getattr(hub, sys.argv[2])(sys.argv[1]))\n"
         "except ModelNotFound as error:\n"
         "    print('refused:', error)\n"
         "assert 'torch' not in sys.modules\n"
@@ -107,7 +111,7 @@ def resolve_elsewhere(path: str, home: Path, **environment: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     settings = {"HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environment}
     done = subprocess.run(
-        [sys.executable, "-c", program, path],
+        [sys.executable, "-c", program, path, by],
         capture_output=True,
         text=True,
         check=False,
@@ -202,3 +206,39 @@ def test_an_unknown_model_is_named(hub: tuple[str, list[str]], tmp_path: Path) -
         f"and {address} has no model of that name for you; check the spelling, or set HF_TOKEN if it is "
         "private"
     )
+
+
+def test_a_head_that_is_here_is_returned_as_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "heads").mkdir(parents=True)
+    (tmp_path / "org" / "heads" / "router.pt").touch()
+    monkeypatch.chdir(tmp_path)
+    assert resolve_head("org/heads") == Path("org/heads")
+    assert resolve_head("org/heads/router.pt") == Path("org/heads/router.pt")
+    assert resolve_head(str(tmp_path / "org")) == tmp_path / "org"
+
+
+def test_a_head_on_the_hub_is_fetched_alone(hub: tuple[str, list[str]], tmp_path: Path) -> None:
+    address, asked = hub
+    name = "small+large/default_router.pt"
+    file = Path(resolve_elsewhere(f"tiny/model/{name}", tmp_path, "resolve_head", HF_ENDPOINT=address))
+    assert file.as_posix().endswith(f"/{name}")
+    assert file.is_relative_to(tmp_path)
+    assert file.read_bytes() == b"not needed"
+    assert {path for path in asked if "/resolve/" in path} == {f"/tiny/model/resolve/{COMMIT}/{name}"}
+    folder = Path(resolve_elsewhere("tiny/model/small+large", tmp_path, "resolve_head", HF_ENDPOINT=address))
+    assert folder == file.parent
+    whole = Path(resolve_elsewhere("tiny/model", tmp_path, "resolve_head", HF_ENDPOINT=address))
+    assert {path.name for path in whole.rglob("*.*") if path.is_file()} == {"router.pt", "default_router.pt"}
+
+
+def test_a_head_that_the_hub_does_not_have_is_named(hub: tuple[str, list[str]], tmp_path: Path) -> None:
+    address, _ = hub
+    message = resolve_elsewhere("tiny/model/no/such.pt", tmp_path, "resolve_head", HF_ENDPOINT=address)
+    assert message == (
+        "refused: there is no tiny/model/no/such.pt here, and tiny/model on the hub has no no/such.pt"
+    )
+    message = resolve_elsewhere("no/model/router.pt", tmp_path, "resolve_head", HF_ENDPOINT=address)
+    assert message.startswith("refused: there is no file or directory no/model/router.pt (from ")
+    for path in ("/no/such.pt", "./router.pt", "../heads"):
+        with pytest.raises(ModelNotFound, match=r"there is no file or directory .* it is not a hub id"):
+            resolve_head(path)

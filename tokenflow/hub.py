@@ -1,4 +1,4 @@
-"""Where a model's files are: a local directory, or the model hub."""
+"""Where the files of models and router heads are: here, or on the model hub."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tokenflow.settings import settings
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 # Copies of the weights in other layouts.
 _UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.model", "consolidated*.safetensors"]
+_HEADS = ["*.pt", "*.pth"]
 
 
 def resolve(path: str) -> Path:
@@ -26,13 +27,35 @@ def resolve(path: str) -> Path:
     if directory.is_file():
         raise ModelNotFound(f"{path} is a file; name the directory that holds the model's config.json")
     if not directory.is_dir():
-        directory = _fetch(path)
+        directory = _fetch(path, path, "a local directory", _WANTED, _UNWANTED)
     if not (directory / "config.json").is_file():
         raise ModelNotFound(f"{directory} has no config.json, so it is not a model in Hugging Face layout")
     return directory
 
 
-def _fetch(repo_id: str) -> Path:
+def resolve_head(path: str) -> Path:
+    """The file or the directory of a router head; what is on the hub is fetched first, as for models.
+
+    :param path: a file, a directory, or a hub id that a path inside may follow, ``owner/name/file.pt``.
+    :raises ModelNotFound: if there is no such thing, or it cannot be fetched.
+    """
+    local = Path(path).expanduser()
+    if local.exists():
+        return local
+    owner, name, *inside = f"{path}/".split("/", 2)
+    repo_id, wanted = f"{owner}/{name}", inside[0].strip("/") if inside else ""
+    patterns = [wanted, f"{wanted}/*"] if wanted else _HEADS
+    found = _fetch(path, repo_id, "a local file or directory", patterns, []) / wanted
+    if not found.exists():
+        raise ModelNotFound(f"there is no {path} here, and {repo_id} on the hub has no {wanted}")
+    return found
+
+
+def _fetch(path: str, repo_id: str, local: str, wanted: list[str], unwanted: list[str]) -> Path:
+    """The folder with the wanted files of a repository on the hub.
+
+    :param path: what the recipe has, which is no ``local`` path.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -43,11 +66,11 @@ def _fetch(repo_id: str) -> Path:
 
     hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     offline = settings().hub_offline or constants.HF_HUB_OFFLINE
-    here = "" if Path(repo_id).is_absolute() else f" (from {Path.cwd()})"
-    tried = f"there is no directory {repo_id}{here}, and"
+    here = "" if Path(path).is_absolute() else f" (from {Path.cwd()})"
+    tried = f"there is no {local.removeprefix('a local ')} {path}{here}, and"
     try:
         folder = snapshot_download(
-            repo_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, local_files_only=offline
+            repo_id, allow_patterns=wanted, ignore_patterns=unwanted, local_files_only=offline
         )
     except HFValidationError as error:
         raise ModelNotFound(f"{tried} it is not a hub id (owner/name) either; check the spelling") from error
@@ -65,12 +88,12 @@ def _fetch(repo_id: str) -> Path:
         if offline:
             raise ModelNotFound(
                 f"{tried} the cache {cache} does not hold all of it, while HF_HUB_OFFLINE forbids to fetch; "
-                "unset it, or give a local directory"
+                f"unset it, or give {local}"
             ) from error
         cause = error.__cause__ or error
         raise ModelNotFound(
             f"{tried} it is not in the cache {cache} and cannot be fetched from {hub} "
-            f"({type(cause).__name__}: {cause}); check the network, or give a local directory"
+            f"({type(cause).__name__}: {cause}); check the network, or give {local}"
         ) from error
     except Exception as error:  # of the HTTP library, which differs between versions of huggingface_hub
         raise ModelNotFound(

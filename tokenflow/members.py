@@ -30,7 +30,7 @@ class Members:
 
 
 def load_members(recipe: RecipeIR) -> Members:
-    """Find every reachable model (fetching what is on the hub) and read its tokenizer.
+    """Find every reachable model with its router heads (fetching what is on the hub), and read its tokenizer.
 
     :raises ModelNotFound: if a path or hub id cannot be had.
     :raises ModelLoadError: if a tokenizer cannot be read.
@@ -48,8 +48,13 @@ def load_members(recipe: RecipeIR) -> Members:
         else model
         for model in recipe.models
     )
+    heads = {
+        name: replace(head, path=str(hub.resolve_head(head.path))) if head.path else head
+        for name, head in recipe.heads.items()
+        if head.model in paths
+    }
     return Members(
-        recipe=resolve_texts(replace(recipe, models=models), tokenizers[recipe.entry]),
+        recipe=resolve_texts(replace(recipe, models=models, heads=heads), tokenizers[recipe.entry]),
         tokenizers=tokenizers,
         vocab_limit=vocab_limit,
         eos_token_ids=tuple(sorted(token for token in eos if token < vocab_limit)),
