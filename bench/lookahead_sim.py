@@ -13,7 +13,7 @@ import argparse
 import json
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tokenflow.planner import Lookahead, RoutingModel, Thresholds, best_policy, optimum, policy_throughput
@@ -52,11 +52,10 @@ def measure(concurrency: int, p: float, ratio: float, steps: int) -> Case:
     """Plan one cell, and simulate both plans on the same routes, with constant latencies and with jitter."""
     model = RoutingModel([[1 - p, p], [1, 0]], [[1, 0], [1, 0]], [SMALL_MS, SMALL_MS * ratio])
     plan = best_policy(model, concurrency)
+    jittery = replace(model, jitter=JITTER)
     static, lookahead = Thresholds(plan.static.thresholds), plan.lookahead
     runs = [simulate(model, policy, concurrency, steps=steps) for policy in (static, lookahead)]
-    jittered = [
-        simulate(model, policy, concurrency, steps=steps, jitter=JITTER) for policy in (static, lookahead)
-    ]
+    jittered = [simulate(jittery, policy, concurrency, steps=steps) for policy in (static, lookahead)]
     return Case(
         concurrency=concurrency,
         p=p,

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 from tokenflow.planner import RoutingModel
 
 
-def r2r(p: float = 0.35, small_ms: float = 6.0, large_ms: float = 27.9) -> RoutingModel:
+def r2r(p: float = 0.35, small_ms: float = 6.0, large_ms: float = 27.9, **more: Any) -> RoutingModel:
     """The small model hands over with probability p; the large one writes one token and hands back."""
-    return RoutingModel([[1 - p, p], [1, 0]], [[1, 0], [1, 0]], [small_ms, large_ms])
+    return RoutingModel([[1 - p, p], [1, 0]], [[1, 0], [1, 0]], [small_ms, large_ms], **more)
 
 
 def ensemble(*latency_ms: float) -> RoutingModel:
@@ -29,7 +30,7 @@ def all_feasible(size: int, concurrency: int) -> list[tuple[int, ...]]:
     return [b for b in every if sum(b) - size < concurrency]
 
 
-def random_case(source: random.Random) -> tuple[RoutingModel, tuple[int, ...], int]:
+def random_case(source: random.Random, quantum_ms: float = 0.5) -> tuple[RoutingModel, tuple[int, ...], int]:
     """A model of two or three with latencies that may depend on the batch, feasible thresholds, and N."""
     size = source.choice([2, 3])
     concurrency = source.randint(1, 6 if size == 2 else 4)
@@ -49,7 +50,7 @@ def random_case(source: random.Random) -> tuple[RoutingModel, tuple[int, ...], i
         routing=[row() for _ in range(size)],
         commits=[[source.choice([0, 1, 1, 2]) for _ in range(size)] for _ in range(size)],
         latency_ms=[latency() for _ in range(size)],
-        quantum_ms=0.5,
+        quantum_ms=quantum_ms,
         batch_limits=[source.choice([None, concurrency]) for _ in range(size)],
         entry=source.randrange(size),
     )
@@ -57,9 +58,9 @@ def random_case(source: random.Random) -> tuple[RoutingModel, tuple[int, ...], i
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[RoutingModel, tuple[int, ...], int]:
-    """The same, for Hypothesis."""
-    return random_case(draw(st.randoms(use_true_random=False)))
+def cases(draw: st.DrawFn, quantum_ms: float = 0.5) -> tuple[RoutingModel, tuple[int, ...], int]:
+    """The same, for Hypothesis.  The longer the quantum, the fewer the states."""
+    return random_case(draw(st.randoms(use_true_random=False)), quantum_ms)
 
 
 def plain_throughput(model: RoutingModel, thresholds: Sequence[int], concurrency: int) -> float:

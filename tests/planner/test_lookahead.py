@@ -76,6 +76,10 @@ def test_an_overdue_batch_is_waited_for_less_and_less_often() -> None:
     assert policy.decide(Snapshot((3, 0), (0, 8), (0, -30.0))).start == (0,)
 
 
+def test_a_batch_from_before_the_load_fell_is_still_understood() -> None:
+    assert Lookahead.of(r2r(), 2).decide(Snapshot((1, 0), (0, 10), (0, 1.0))) == Decision((), 1.0)
+
+
 @settings(max_examples=200)
 @given(st.data())
 def test_something_always_runs_after_a_decision(data: st.DataObject) -> None:
@@ -108,9 +112,8 @@ def test_the_simulated_policy_agrees_with_its_chain(model: RoutingModel, concurr
 
 
 def test_looking_ahead_still_gains_when_latencies_jitter() -> None:
-    model = r2r(0.35, 60.0, 121.0)
+    model = r2r(0.35, 60.0, 121.0, jitter=0.05)
     ahead, static = (
-        simulate(model, policy, 8, steps=40_000, jitter=0.05)
-        for policy in (Lookahead.of(model, 8, (1, 2)), eager(2))
+        simulate(model, policy, 8, steps=40_000) for policy in (Lookahead.of(model, 8, (1, 2)), eager(2))
     )
     assert ahead.tokens_per_s > 1.05 * static.tokens_per_s

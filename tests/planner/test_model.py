@@ -68,6 +68,16 @@ GOOD: dict[str, Any] = {
         ({"batch_limits": [2.5, None]}, "batch_limits[0] must be an integer of at least 1 or None, got 2.5"),
         ({"entry": 2}, "entry must be the index of a model, 0 to 1, got 2"),
         ({"entry": True}, "entry must be the index of a model"),
+        ({"jitter": -0.1}, "jitter must be a number of at least 0, got -0.1"),
+        ({"jitter": float("nan")}, "jitter must be a number of at least 0"),
+        ({"run_lengths": [{1: 1.0}]}, "run_lengths must list 2 distributions, one per model, got 1"),
+        ({"run_lengths": [{0: 1.0}, None]}, "run_lengths[0] has length 0; a run is an integer of at least 1"),
+        ({"run_lengths": [{2: -1.0}, None]}, "run_lengths[0] gives length 2 the weight -1.0"),
+        ({"run_lengths": [{2: 0.0}, None]}, "run_lengths[0] has no length of positive weight"),
+        (
+            {"routing": [[1, 0], [1, 0]], "run_lengths": [{2: 1.0}, None]},
+            "run_lengths[0] is given, but routing[0] never leaves the model",
+        ),
     ],
 )
 def test_an_impossible_model_is_refused_with_the_entry_that_is_wrong(
@@ -141,3 +151,16 @@ def test_reachable_models_are_those_that_the_entry_leads_to() -> None:
     assert chain.reachable() == (True, True, False)
     assert replace(chain, entry=2).reachable() == (True, True, True)
     assert ensemble(6, 12, 27).reachable() == (True, True, True)
+
+
+def test_run_lengths_set_the_staying_probability_to_their_mean() -> None:
+    model = RoutingModel(
+        [[0.2, 0.6, 0.2], [1, 0, 0], [1, 0, 0]],
+        [[1, 0, 0]] * 3,
+        [1] * 3,
+        run_lengths=[{2: 1, 6: 1}, None, None],
+    )
+    assert model.routing[0] == pytest.approx((0.75, 0.25 * 0.75, 0.25 * 0.25))
+    assert not model.is_markov
+    assert replace(model, entry=1).run_lengths == model.run_lengths
+    assert replace(model, run_lengths=None).is_markov

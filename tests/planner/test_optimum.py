@@ -46,3 +46,8 @@ def test_routing_without_a_single_long_run_throughput_is_an_error() -> None:
     fork = RoutingModel([[0, 0.5, 0.5], [0, 1, 0], [0, 0, 1]], [[1] * 3] * 3, [1.0, 5.0, 20.0])
     with pytest.raises(PlanError, match="no single long-run throughput"):
         optimum(fork, 2)
+
+
+def test_a_model_that_is_not_markov_has_no_known_optimum() -> None:
+    with pytest.raises(PlanError, match="needs constant latencies and geometric runs"):
+        optimum(r2r(jitter=0.05), 2)

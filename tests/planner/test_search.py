@@ -158,3 +158,19 @@ def test_the_best_policy_is_close_to_the_best_of_all_policies(
     plan, most = best_policy(model, concurrency), optimum(model, concurrency).tokens_per_s
     assert 0.995 * most <= plan.throughput.tokens_per_s <= most * (1 + 1e-9)
     assert plan.throughput.tokens_per_s >= plan.static.tokens_per_s
+
+
+def test_measured_run_lengths_change_the_plan() -> None:
+    uniform = r2r(run_lengths=[dict.fromkeys(range(1, 6), 1), None])
+    plan = best_thresholds(uniform, 4)
+    assert plan.method == "simulated"
+    assert plan.thresholds != best_thresholds(replace(uniform, run_lengths=None), 4).thresholds
+    assert plan.tokens_per_s > 1.02 * throughput(uniform, (1, 3), 4).tokens_per_s
+    assert len(plan.table) == 10
+
+
+def test_a_plan_under_jitter_knows_that_the_resonance_is_gone() -> None:
+    sharp, smooth = (best_policy(r2r(large_ms=12.1, jitter=jitter), 2) for jitter in (0.0, 0.05))
+    assert smooth.static.tokens_per_s > 1.02 * sharp.static.tokens_per_s
+    assert smooth.throughput.tokens_per_s > 1.02 * smooth.static.tokens_per_s
+    assert smooth.throughput.method == "simulated"

@@ -72,7 +72,7 @@ def test_latencies_in_the_same_quantum_end_together() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(cases())
+@given(cases(quantum_ms=2.0))
 def test_the_chain_agrees_with_an_independent_solver(case: tuple[RoutingModel, tuple[int, ...], int]) -> None:
     model, thresholds, concurrency = case
     if concurrency > 3:
@@ -94,7 +94,7 @@ def test_exact_and_simulated_throughput_agree_on_random_configurations() -> None
         if exact.method != "exact" or not all(model.routing[i][i] < 1 for i in range(model.size)):
             continue
         configurations += 1
-        run = simulate(model, Thresholds(thresholds), concurrency, steps=20_000, seed=configurations)
+        run = simulate(model, Thresholds(thresholds), concurrency, steps=10_000, seed=configurations)
         error = abs(run.tokens_per_s - exact.tokens_per_s)
         assert error <= 2 * run.half_width + 1e-9 * exact.tokens_per_s, (model, thresholds, concurrency)
         inside += error <= run.half_width + 1e-9 * exact.tokens_per_s
@@ -123,7 +123,7 @@ def test_a_chain_above_the_limit_is_simulated_and_says_so(
 
 
 def test_a_simulated_estimate_depends_on_its_seed_only() -> None:
-    first, again, other = (throughput(r2r(), (1, 2), 4, state_limit=1, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (throughput(r2r(), (2, 2), 4, state_limit=1, seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
@@ -202,7 +202,7 @@ def test_time_and_tokens_have_no_scale(
 @given(cases())
 def test_eager_starts_are_always_feasible(case: tuple[RoutingModel, tuple[int, ...], int]) -> None:
     model, _, concurrency = case
-    assert math.isfinite(throughput(model, (1,) * model.size, concurrency, state_limit=1000).tokens_per_s)
+    assert math.isfinite(throughput(model, (1,) * model.size, concurrency, state_limit=5000).tokens_per_s)
 
 
 def test_thresholds_as_a_policy_give_the_same_chain() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from tokenflow.planner.chain import Clock, policy_starter, thresholds_starter
 from tokenflow.planner.dtmc import can_enumerate, chains, tokens_per_tick
 from tokenflow.planner.model import RoutingModel, Throughput, check_concurrency, check_thresholds
-from tokenflow.planner.policy import StartPolicy
+from tokenflow.planner.policy import StartPolicy, Thresholds
 from tokenflow.planner.sampling import Sampler
 from tokenflow.planner.simulate import simulate
 
@@ -32,13 +32,16 @@ def throughput(
     """Long-run output tokens/s of delayed batching (TokenRouter, arXiv 2610.12242, section 4).
 
     It begins with all requests waiting at the entry model.  Exact where at most ``state_limit`` states can be
-    reached from there, simulated otherwise; the result says which.
+    reached from there, simulated otherwise and where the model is not Markov; the result says which.
 
     :param thresholds: fewest requests of a batch, one per model.
     :param concurrency: N, requests active at a time.
     :raises PlanError: for thresholds or a concurrency that do not fit the model.
     """
     concurrency = check_concurrency(concurrency)
+    if not model.is_markov:
+        values = check_thresholds(model, thresholds, concurrency)
+        return policy_throughput(model, Thresholds(values), concurrency, seed=seed)
     clock = Clock.of(model, concurrency)
     starter = thresholds_starter([check_thresholds(model, thresholds, concurrency)])
     states = 0
@@ -70,14 +73,15 @@ def policy_throughput(
 ) -> Throughput:
     """Long-run output tokens/s of any policy that changes its mind only when batches end.
 
-    Exact where at most ``state_limit`` states can be reached, otherwise simulated over ``steps`` batches.
+    Exact where the model is Markov and at most ``state_limit`` states can be reached, otherwise
+    simulated over ``steps`` ends of batches.
 
     :raises PlanError: for a concurrency that does not fit, or where the policy lets every model idle.
     """
     concurrency = check_concurrency(concurrency)
     clock = Clock.of(model, concurrency)
     states = 0
-    if can_enumerate(clock):
+    if model.is_markov and can_enumerate(clock):
         chain = next(chains(clock, policy_starter(clock, policy), 1, state_limit))
         if not isinstance(chain, int):
             return Throughput(tokens_per_tick(chain) * clock.ticks_per_s, "exact", 0.0, len(chain.ticks))

@@ -35,10 +35,12 @@ _EQUAL = 1e-9
 def optimum(model: RoutingModel, concurrency: int, *, state_limit: int = 300_000) -> Throughput:
     """Long-run output tokens/s of the best possible policy that starts batches when batches end.
 
-    :raises PlanError: where more than ``state_limit`` states can be reached, or where the routing lets
-        requests end up in different sets of models, so that there is no one long-run throughput.
+    :raises PlanError: for a model with jitter or run lengths, where more than ``state_limit`` states can be
+        reached, or where the routing lets requests end up in different sets of models for ever.
     """
     concurrency = check_concurrency(concurrency)
+    if not model.is_markov:
+        raise PlanError("the optimum over all policies needs constant latencies and geometric runs")
     clock = Clock.of(model, concurrency)
     process = _enumerate(clock, state_limit)
     actions = process.after >= 0

@@ -24,6 +24,8 @@ A sequence is the table for batch sizes 1, 2, ...; a mapping holds measured size
 a table the latency is linear, outside it the nearest entry holds.
 """
 
+RunLengths = Mapping[int, float] | Sequence[tuple[int, float]]
+
 Method = Literal["exact", "simulated"]
 
 _ROW_SUM_TOLERANCE = 1e-6
@@ -75,6 +77,10 @@ class RoutingModel:
         together.
     :param batch_limits: most requests in one step of each model; ``None`` means no limit.
     :param entry: the model where requests begin.
+    :param run_lengths: for each model how many consecutive steps a request makes before it leaves, as weights
+        by number (a ``Counter`` of measured runs will do); their mean then replaces ``P[i][i]``.  ``None``
+        where the number is geometric.
+    :param jitter: relative standard deviation of each step's latency (log-normal around the given one).
     :raises PlanError: for anything that is not such a model; the message names the entry.
     """
 
@@ -84,6 +90,8 @@ class RoutingModel:
     quantum_ms: float = 0.1
     batch_limits: Sequence[int | None] | None = None
     entry: int = 0
+    run_lengths: Sequence[RunLengths | None] | None = None
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         routing = _matrix("routing", self.routing)
@@ -116,6 +124,11 @@ class RoutingModel:
                 raise PlanError(f"batch_limits[{i}] must be an integer of at least 1 or None, got {limit!r}")
         if not _is_count(self.entry) or not 0 <= self.entry < size:
             raise PlanError(f"entry must be the index of a model, 0 to {size - 1}, got {self.entry!r}")
+        if not _is_number(self.jitter) or self.jitter < 0:
+            raise PlanError(f"jitter must be a number of at least 0, got {self.jitter!r}")
+        runs = (None,) * size if self.run_lengths is None else tuple(self.run_lengths)
+        if len(runs) != size:
+            raise PlanError(f"run_lengths must list {size} distributions, one per model, got {len(runs)}")
 
         def fix(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
@@ -126,8 +139,30 @@ class RoutingModel:
         fix("quantum_ms", float(self.quantum_ms))
         fix("batch_limits", tuple(None if limit is None else int(limit) for limit in limits))
         fix("entry", int(self.entry))
+        fix("run_lengths", tuple(None if r is None else _runs(i, r) for i, r in enumerate(runs)))
+        fix("routing", tuple(self._with_mean_run(i) for i in range(size)))
+        fix("jitter", float(self.jitter))
         for i in range(size):
             self.ticks(i, 1)
+
+    def _with_mean_run(self, model: int) -> tuple[float, ...]:
+        """The routing row, with the staying probability that gives the mean of the run lengths."""
+        assert self.run_lengths is not None
+        row, runs = self.routing[model], self.run_lengths[model]
+        if runs is None:
+            return tuple(row)
+        if row[model] == 1:
+            raise PlanError(f"run_lengths[{model}] is given, but routing[{model}] never leaves the model")
+        weights = dict(runs)
+        mean = sum(length * weight for length, weight in weights.items()) / sum(weights.values())
+        leave = 1 / (mean * (1 - row[model]))
+        return tuple(1 - 1 / mean if j == model else p * leave for j, p in enumerate(row))
+
+    @property
+    def is_markov(self) -> bool:
+        """Whether the next state depends on the present one only: geometric runs, constant latencies."""
+        assert self.run_lengths is not None
+        return self.jitter == 0 and not any(self.run_lengths)
 
     @property
     def size(self) -> int:
@@ -229,6 +264,19 @@ def _matrix(name: str, rows: object) -> tuple[tuple[float, ...], ...]:
 def _normalised(row: tuple[float, ...]) -> tuple[float, ...]:
     kept = [p if p >= _NEVER else 0.0 for p in row]
     return tuple(p / sum(kept) for p in kept)
+
+
+def _runs(model: int, lengths: RunLengths) -> tuple[tuple[int, float], ...]:
+    name = f"run_lengths[{model}]"
+    weights = dict(lengths)
+    for length, weight in weights.items():
+        if not _is_count(length) or length < 1:
+            raise PlanError(f"{name} has length {length!r}; a run is an integer of at least 1 step")
+        if not _is_number(weight) or weight < 0:
+            raise PlanError(f"{name} gives length {length} the weight {weight!r}; weights are at least 0")
+    if not any(weights.values()):
+        raise PlanError(f"{name} has no length of positive weight")
+    return tuple(sorted((int(length), float(weight)) for length, weight in weights.items() if weight > 0))
 
 
 def _step_time(name: str, latency: Latency) -> Callable[[int], float]:

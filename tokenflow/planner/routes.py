@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from tokenflow.errors import PlanError
 from tokenflow.planner.model import RoutingModel
-
-RunLengths = Sequence[Mapping[int, float] | None]
-"""For each model, the number of consecutive steps before a request leaves it: weights by number, or ``None``
-where the routing probabilities say it (a geometric number).  A ``Counter`` of measured runs will do."""
 
 
 class Visit(NamedTuple):
@@ -28,20 +24,23 @@ Route = Sequence[Visit] | Sequence[tuple[int, float]]
 """All visits of one request, in order."""
 
 
-def draw_route(
-    model: RoutingModel, source: random.Random, run_lengths: RunLengths | None = None
-) -> Iterator[Visit]:
+def draw_route(model: RoutingModel, source: random.Random) -> Iterator[Visit]:
     """An endless random route.
 
-    With a run-length distribution the staying probability of that model is not used: a run is drawn when the
-    request arrives, and when it is over the other entries of the model's row say where the request goes.
-
-    :raises PlanError: for run lengths that do not fit the model.
+    Where the model gives run lengths, one is drawn when the request arrives, and the other entries of the
+    routing row say where it goes when the run is over.
     """
-    draws = [_Row(model, i, lengths) for i, lengths in enumerate(run_lengths or (None,) * model.size)]
-    if len(draws) != model.size:
-        raise PlanError(f"run_lengths must list {model.size} distributions, one per model, got {len(draws)}")
-    return _walk(model, draws, source.random)
+    rows = [_Row(model, i) for i in range(model.size)]
+    uniform = source.random
+    at = model.entry
+    while True:
+        row = rows[at]
+        if row.lengths:
+            for _ in range(row.lengths[bisect(row.length_steps, uniform() * row.length_steps[-1])] - 1):
+                yield row.visits[at]
+        to = row.targets[bisect(row.target_steps, uniform() * row.target_steps[-1])]
+        yield row.visits[to]
+        at = to
 
 
 def check_route(model: RoutingModel, number: int, route: Route) -> list[Visit]:
@@ -65,46 +64,14 @@ def check_route(model: RoutingModel, number: int, route: Route) -> list[Visit]:
 
 
 class _Row:
-    """How a request leaves one model."""
+    """How a request leaves one model: what there is to draw from, with running sums of the weights."""
 
-    def __init__(self, model: RoutingModel, index: int, lengths: Mapping[int, float] | None) -> None:
-        row = list(model.routing[index])
-        self.lengths: list[int] = []
-        self.length_steps: list[float] = []
-        if lengths is not None:
-            _check_lengths(index, lengths, leaves=row[index] < 1)
-            self.lengths = sorted(length for length, weight in lengths.items() if weight > 0)
-            self.length_steps = list(accumulate(lengths[length] for length in self.lengths))
-            row[index] = 0.0
+    def __init__(self, model: RoutingModel, index: int) -> None:
+        assert model.run_lengths is not None
+        runs = dict(model.run_lengths[index] or ())
+        row = [p if j != index or not runs else 0.0 for j, p in enumerate(model.routing[index])]
+        self.lengths = list(runs)
+        self.length_steps = list(accumulate(runs.values()))
         self.targets = [j for j, p in enumerate(row) if p > 0]
         self.target_steps = list(accumulate(row[j] for j in self.targets))
-
-
-def _check_lengths(index: int, lengths: Mapping[int, float], *, leaves: bool) -> None:
-    where = f"run_lengths[{index}]"
-    if not leaves:
-        raise PlanError(f"{where} is given, but routing[{index}] never leaves the model")
-    for length, weight in lengths.items():
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-            raise PlanError(f"{where} has length {length!r}; a run is an integer of at least 1 step")
-        if not (math.isfinite(weight) and weight >= 0):
-            raise PlanError(
-                f"{where} gives length {length} the weight {weight!r}; weights are numbers of at least 0"
-            )
-    if not any(lengths.values()):
-        raise PlanError(f"{where} has no length of positive weight")
-
-
-def _walk(model: RoutingModel, rows: list[_Row], uniform: Callable[[], float]) -> Iterator[Visit]:
-    at = model.entry
-    visits = [[Visit(i, commits) for commits in row] for i, row in enumerate(model.commits)]
-    while True:
-        row = rows[at]
-        if row.lengths:
-            run = row.lengths[bisect(row.length_steps, uniform() * row.length_steps[-1])]
-            stay = visits[at][at]
-            for _ in range(run - 1):
-                yield stay
-        to = row.targets[bisect(row.target_steps, uniform() * row.target_steps[-1])]
-        yield visits[at][to]
-        at = to
+        self.visits = [Visit(index, commits) for commits in model.commits[index]]

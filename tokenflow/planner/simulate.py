@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 from tokenflow.errors import PlanError
 from tokenflow.planner.model import FloatArray, RoutingModel, check_concurrency
 from tokenflow.planner.policy import Snapshot, StartPolicy
-from tokenflow.planner.routes import Route, RunLengths, Visit, check_route, draw_route
+from tokenflow.planner.routes import Route, Visit, check_route, draw_route
 
 _WINDOWS = 32
 _CONFIDENCE = 0.95
@@ -52,25 +52,20 @@ def simulate(
     *,
     steps: int = 200_000,
     seed: int = 0,
-    jitter: float = 0.0,
-    run_lengths: RunLengths | None = None,
 ) -> Simulation:
     """Simulate a constant number of requests on random routes.
 
     Each request draws its route from a stream of its own, so runs with one seed and different policies see
-    the same routes.
+    the same routes.  Where latencies jitter, the policy sees the expected end of a batch, not the drawn one.
 
     :param steps: instants at which batches end, in all; the first tenth is not measured.
-    :param jitter: relative standard deviation of each batch's latency (log-normal, mean 1); the policy sees
-        the expected end of a batch, not the drawn one.
-    :param run_lengths: see :data:`tokenflow.planner.routes.RunLengths`.
     :raises PlanError: for arguments out of range, or where the policy lets every model idle.
     """
     concurrency = check_concurrency(concurrency)
     if steps < 10 * _WINDOWS:
         raise PlanError(f"steps must be at least {10 * _WINDOWS}, got {steps!r}")
-    routes = [draw_route(model, random.Random(f"{seed}/route/{r}"), run_lengths) for r in range(concurrency)]
-    log = _run(model, policy, routes, iter(()), _latencies(model, concurrency, jitter, seed), steps)
+    routes = [draw_route(model, random.Random(f"{seed}/route/{r}")) for r in range(concurrency)]
+    log = _run(model, policy, routes, iter(()), _latencies(model, concurrency, seed), steps)
     return log.measure(model, skip=steps // 10)
 
 
@@ -81,7 +76,6 @@ def replay(
     concurrency: int,
     *,
     seed: int = 0,
-    jitter: float = 0.0,
 ) -> Simulation:
     """Simulate recorded routes: ``concurrency`` at a time, the next one when one ends.
 
@@ -95,7 +89,7 @@ def replay(
     if len(routes) < concurrency:
         raise PlanError(f"{concurrency} requests at a time need as many routes, got {len(routes)}")
     recorded = [iter(check_route(model, number, route)) for number, route in enumerate(routes)]
-    latencies = _latencies(model, concurrency, jitter, seed)
+    latencies = _latencies(model, concurrency, seed)
     log = _run(model, policy, recorded[:concurrency], iter(recorded[concurrency:]), latencies, None)
     return log.measure(model, skip=0)
 
@@ -139,17 +133,13 @@ def _half_width(seconds: FloatArray, tokens: FloatArray) -> float:
     return error * float(stdtrit(_WINDOWS - 1, (1 + _CONFIDENCE) / 2))
 
 
-def _latencies(
-    model: RoutingModel, concurrency: int, jitter: float, seed: int
-) -> Callable[[int, int], tuple[int, float]]:
+def _latencies(model: RoutingModel, concurrency: int, seed: int) -> Callable[[int, int], tuple[int, float]]:
     """A function of model and batch size that gives the expected and the drawn latency in quanta."""
-    if not (math.isfinite(jitter) and jitter >= 0):
-        raise PlanError(f"jitter must be a number of at least 0, got {jitter!r}")
     limits = [model.batch_limit(i, concurrency) for i in range(model.size)]
     table = [[0, *(model.ticks(i, batch) for batch in range(1, limit + 1))] for i, limit in enumerate(limits)]
-    if jitter == 0:
+    if model.jitter == 0:
         return lambda i, batch: (table[i][batch], table[i][batch])
-    variance = math.log1p(jitter * jitter)
+    variance = math.log1p(model.jitter**2)
     draw, sigma = random.Random(f"{seed}/jitter").gauss, math.sqrt(variance)
     return lambda i, batch: (table[i][batch], table[i][batch] * math.exp(draw(-variance / 2, sigma)))
 
