@@ -11,8 +11,6 @@ from tests.recipes_python import classes, decorated
 from tests.reference.cases import DEMO, TRIO
 from tokenflow import Recipe
 
-NONE: Mapping[str, Mapping[str, float]] = {}
-
 
 @dataclass(frozen=True)
 class Form:
@@ -67,3 +65,21 @@ FORMS: Mapping[str, Form] = {
     "turns": Form(TURNS, {"turns": {}}),
     "immediate, decorated": Form(decorated.immediate, {"immediate": {}}),
 }
+
+_AS_DEMO = (
+    f"models.slm.path={DEMO / 'small'}",
+    "models.slm.dtype=float32",
+    f"models.llm.path={DEMO / 'large'}",
+    "models.llm.dtype=float32",
+    "models.llm.engine=torch",
+    "models.llm.tensor_parallel=1",
+)
+
+R_STITCH_FORMS: Mapping[str, Form] = {
+    "r_stitch.yaml": Form(DEMO.parent / "r_stitch.yaml", {}, _AS_DEMO),
+    "r_stitch.py": Form(DEMO.parent / "r_stitch.py", {}, _AS_DEMO),
+    "r_stitch_classes.py": Form(DEMO.parent / "r_stitch_classes.py", {}, _AS_DEMO),
+    "r_stitch, decorated": Form(decorated.r_stitch, {}),
+    "r_stitch, class": Form(classes.r_stitch, {}),
+}
+"""R-Stitch has a record of its own, by tau."""

@@ -92,11 +92,7 @@ def test_200_000_tokens_are_distributed_as_the_mixture_is_and_not_as_another(tmp
     assert len(tokens) == 200_000
     assert p_value(tokens, mixture(WEIGHTS)) > SURE
     assert p_value(columns[0], mixture(WEIGHTS)) > SURE
-    for wrong in (
-        {"a": 0.49, "b": 0.31, "c": 0.2},
-        {"a": 0.5, "b": 0.29, "c": 0.21},
-        {"a": 1, "b": 1, "c": 1},
-    ):
+    for wrong in ((0.49, 0.31, 0.2), (0.5, 0.29, 0.21), (1, 1, 1)):
         assert p_value(tokens, mixture(dict(zip(WEIGHTS, wrong, strict=True)))) < SURE
     # A first token that always came from one model would show.
     assert p_value(columns[0], mixture({"a": 1, "b": 0, "c": 0})) < SURE

@@ -191,6 +191,6 @@ async def test_a_receive_takes_tokens_back_within_the_rollback(tmp_path: Path, b
 async def test_a_receive_that_takes_back_what_is_final_is_an_error(tmp_path: Path) -> None:
     recipe = toy_recipe(tmp_path, handoffs.forgetful, slm={"salt": 1}, llm={"salt": 2})
     async with Router(recipe) as router:
-        with pytest.raises(RouteFailed, match="receive of model 'llm'.* are final: a recipe declares"):
+        with pytest.raises(RouteFailed, match=r"receive of model 'llm'.* are final: a recipe declares"):
             await router.generate(PROMPT, max_tokens=24, ignore_eos=True, params={"back": 5})
         assert len((await router.generate(PROMPT, max_tokens=4, params={"back": 1})).tokens) == 4
