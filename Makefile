@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test exact lint clean
+.PHONY: help demo test exact algorithms lint clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -25,7 +25,10 @@ test: lint ## Set up, then lint, type-check and run the tests
 	$(BIN)/python -m pytest --ignore=tests/exact
 
 exact: $(VENV)/.dev ## Set up, then compare routed output with a naive reference over the whole matrix (long)
-	$(BIN)/python -m pytest tests/exact --timeout=3600 --numprocesses=2
+	$(BIN)/python -m pytest tests/exact/test_matrix.py --timeout=3600 --numprocesses=2
+
+algorithms: $(VENV)/.dev ## Set up, then compare every algorithm in every form with its reference (longer)
+	$(BIN)/python -m pytest tests/exact/test_algorithms.py --timeout=3600 --numprocesses=2
 
 lint: $(VENV)/.dev ## Set up, then ruff and mypy only
 	$(BIN)/ruff check
