@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 _importing: list[str] = []
+_lock = threading.RLock()
 
 
 class ImportFailed(Exception):
@@ -32,10 +34,15 @@ class ImportFailed(Exception):
 
 
 def import_file(file: str) -> ModuleType:
-    """Import a Python file, once as long as its text stays the same.
+    """Import a Python file, once as long as its text stays the same; threads wait for each other.
 
     :raises ImportFailed: if it cannot be read, is not Python, or raises; a failed import leaves nothing.
     """
+    with _lock:
+        return _import(file)
+
+
+def _import(file: str) -> ModuleType:
     path = str(Path(file).resolve())
     try:
         text = Path(path).read_bytes()
