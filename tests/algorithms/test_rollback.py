@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.algorithms.toys import toy_recipe
 from tests.exactness import answers
@@ -142,6 +146,61 @@ async def test_drafts_survive_preemption_chunks_and_company(tmp_path: Path) -> N
         assert completion.token_ids == greedy(prompts[seed], 2, 30)
         assert completion.usage.dropped > 0
     assert any(opened.epoch for _, step, _ in log.steps for opened in step.open), "nothing was preempted"
+
+
+@st.composite
+def drafting(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A recipe in which one or two models draft, never more than may be tentative, and its options."""
+    names, small = ("slm", "mid", "llm"), draw(st.booleans())
+    drafts = [draw(st.integers(1, 4))] if small else [draw(st.integers(1, 3)), draw(st.integers(1, 3))]
+    names = ("slm", "llm") if small else names
+    sometimes = st.sampled_from(["entropy > 0.45", "token % 3 == 0", "draw < 0.3"])
+    sends = st.sampled_from(["keep", "drop_last"])
+    recipe = {
+        "rollback": sum(drafts) + draw(st.integers(0, 2)),
+        "models": {name: {"max_batch_tokens": draw(st.integers(1, 9))} for name in names},
+        "routes": {
+            **{
+                name: [
+                    {"when": draw(sometimes), "to": "llm", "send": draw(sends)},
+                    {"after": length, "to": names[code], "send": "keep"},
+                ]
+                for code, (name, length) in enumerate(zip(names, drafts, strict=False), 1)
+            },
+            "llm": [{"when": draw(sometimes), "to": "slm", "send": "keep"}],
+        },
+        "batching": {"policy": "fixed", "thresholds": {name: draw(st.integers(1, 3)) for name in names}},
+    }
+    recipe["models"]["llm"]["verify"] = True
+    narrow = {"kv_capacity": 110, "block_size": draw(st.integers(1, 8))} if draw(st.booleans()) else {}
+    # Drafts of a model with the same salt are right.
+    salts = {"slm": draw(st.sampled_from([1, 9])), "mid": draw(st.sampled_from([2, 9])), "llm": 9}
+    return recipe, {name: {"salt": salts[name], **narrow} for name in names}
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(drafting())
+async def test_any_way_of_drafting_gives_the_text_of_the_model_that_checks(
+    made: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    recipe, options = made
+    shown: dict[int, list[int]] = {}
+    prompts = {seed: [1, 40, 50, 60 + seed] for seed in range(5)}
+
+    async def stream(router: Router, seed: int) -> None:
+        events = await streamed(router, prompts[seed], max_tokens=24, ignore_eos=True, seed=seed)
+        shown[seed] = [token.id for event in events for token in event.tokens]
+        assert events[-1].completion is not None
+        assert events[-1].completion.token_ids == shown[seed]
+
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            Router(toy_recipe(Path(folder), recipe, **options)) as router,
+            anyio.create_task_group() as tasks,
+        ):
+            for seed in prompts:
+                tasks.start_soon(stream, router, seed)
+    assert shown == {seed: greedy(prompt, 9, 24) for seed, prompt in prompts.items()}
 
 
 async def test_same_weights_check_every_draft_through(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ class ReferenceModels:
     ) -> Trace:
         """Write one response; greedily at temperature 0.
 
-        :raises RuntimeError: if a model gives up a position a second time: the rule would never end.
+        :raises RuntimeError: if a model is given a position that it gave up: the rule would never end.
         """
         tokens: list[int] = []
         writers: list[str] = []
@@ -203,9 +203,9 @@ class ReferenceModels:
                     return Trace(tuple(tokens), tuple(writers), tuple(near), finish, handoffs, dropped)
             else:
                 dropped += 1
-                if model in gave_up:
-                    raise RuntimeError(f"{model} gave up position {position} twice")
                 gave_up.add(model)
+            if decision.to in gave_up:
+                raise RuntimeError(f"{decision.to} is given position {position} again")
             if decision.to is not None:
                 model, run_length = decision.to, 0
                 handoffs += 1

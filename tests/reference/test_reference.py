@@ -128,7 +128,7 @@ def test_a_rule_that_would_never_end_is_an_error() -> None:
         def decide(self, step: Step) -> Decision:
             return drop_and_go_to("llm" if step.model == "slm" else "slm")
 
-    with pytest.raises(RuntimeError, match="slm gave up position 0 twice"):
+    with pytest.raises(RuntimeError, match="slm is given position 0 again"):
         models(slm=[logits(1)], llm=[logits(1)]).run(Bouncing("slm"), [1], 5)
 
 
