@@ -84,16 +84,16 @@ def test_a_stop_token_at_the_last_allowed_position_counts_as_a_stop() -> None:
 
 def test_a_commit_forgets_who_gave_the_position_up() -> None:
     sequence = request(Ear())
-    sequence.gave_up.add(SLM)
+    sequence.gave_up.add((SLM, 0))
     sequence.commit(LLM, done(1))
     assert sequence.gave_up == set()
 
 
 def test_a_move_keeps_who_gave_the_position_up() -> None:
     sequence = request(Ear())
-    sequence.gave_up.add(SLM)
+    sequence.gave_up.add((SLM, 0))
     sequence.move(LLM)
-    assert sequence.gave_up == {SLM}
+    assert sequence.gave_up == {(SLM, 0)}
 
 
 @given(st.lists(st.integers(1, 4) | st.just(None), max_size=30))

@@ -247,6 +247,68 @@ async def test_a_receive_takes_tokens_back_within_the_rollback(tmp_path: Path, b
     assert (completion.usage.dropped > 0) == (back > 0)
 
 
+async def test_a_receive_takes_back_whether_memory_is_short_or_not(tmp_path: Path) -> None:
+    """A request that is preempted on its way to a model is received there all the same."""
+    log, prompts = Log(), {seed: [1, 40, 50, 20 + seed] for seed in range(16)}
+    recipe = toy_recipe(
+        tmp_path,
+        handoffs.forgetful,
+        slm={"salt": 1, "kv_capacity": 100},
+        llm={"salt": 2, "kv_capacity": 100},
+    )
+    async with Router(recipe, observer=log) as router:
+        completions = await answers(router, prompts, 16, max_tokens=24, ignore_eos=True, params={"back": 3})
+    for seed, completion in completions.items():
+        tokens, writers, _ = forgetful(prompts[seed], 3, 24)
+        assert (completion.token_ids, completion.models) == (tokens, writers)
+    assert any(opened.epoch for _, step, _ in log.steps for opened in step.open), "nothing was preempted"
+
+
+async def test_a_request_that_gets_no_further_is_an_error_though_it_commits(tmp_path: Path) -> None:
+    """What is written between two visits is taken back every time."""
+    recipe = toy_recipe(tmp_path, handoffs.pointless, slm={"salt": 1}, llm={"salt": 2})
+    with anyio.fail_after(20):
+        async with Router(recipe) as router:
+            with pytest.raises(
+                RouteFailed, match="'pointless': model 'slm' hands output position 0 to 'llm', which"
+            ):
+                await router.generate(PROMPT, max_tokens=24, ignore_eos=True)
+
+
+async def test_a_check_that_drops_its_own_token_for_ever_is_an_error(tmp_path: Path) -> None:
+    recipe = {
+        "rollback": 4,
+        "models": {"slm": {}, "llm": {"verify": True}},
+        "routes": {
+            "slm": [{"after": 4, "to": "llm", "send": "keep"}],
+            "llm": [{"when": "true", "to": "slm", "send": "drop_last"}],
+        },
+    }
+    with anyio.fail_after(20):
+        async with Router(toy_recipe(tmp_path, recipe, slm={"salt": 1}, llm={"salt": 2})) as router:
+            with pytest.raises(RouteFailed, match=r"hands output position . to 'llm', which already gave"):
+                await router.generate(PROMPT, max_tokens=24, ignore_eos=True)
+
+
+async def test_a_check_may_drop_its_own_token_where_the_draft_was_right(tmp_path: Path) -> None:
+    """The tokens that it has checked are final, and are not checked again."""
+    recipe = {
+        "rollback": 4,
+        "models": {"slm": {}, "llm": {"verify": True}},
+        "routes": {
+            "slm": [{"after": 4, "to": "llm", "send": "keep"}],
+            "llm": [{"when": "true", "to": "slm", "send": "drop_last"}],
+        },
+    }
+    async with Router(toy_recipe(tmp_path, recipe, slm={"salt": 1}, llm={"salt": 1})) as router:
+        events = await streamed(router, PROMPT, max_tokens=20, ignore_eos=True)
+    completion = events[-1].completion
+    assert completion is not None
+    assert completion.token_ids == greedy(PROMPT, 1, 20)
+    assert completion.models == ["slm"] * 20
+    assert [len(event.tokens) for event in events] == [4] * 5
+
+
 async def test_a_receive_that_takes_back_what_is_final_is_an_error(tmp_path: Path) -> None:
     recipe = toy_recipe(tmp_path, handoffs.forgetful, slm={"salt": 1}, llm={"salt": 2})
     async with Router(recipe) as router:

@@ -81,3 +81,28 @@ def take_back(peer_req, req):
     back = int(req.params["back"])
     kept = max(len(peer_req.token_ids) - back, 0)
     return PeerReq(peer_req.rid, peer_req.token_ids[:kept], peer_req.loc - back)
+
+
+pointless = Recipe("pointless", entry="slm", rollback=4)
+slm = pointless.model("slm", SMALL)
+llm = pointless.model("llm", SMALL)
+
+
+@slm.route
+def after_four(result):
+    return torch.where(result.run_length >= 4, LLM, 0)
+
+
+@llm.route
+def always(result):
+    return [SLM] * len(result.next_token_ids)
+
+
+@llm.send
+def drop(req):
+    return req.drop_last()
+
+
+@llm.receive
+def take_all_back(peer_req, req):
+    return PeerReq(peer_req.rid, [], peer_req.loc - 4)

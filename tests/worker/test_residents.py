@@ -125,9 +125,8 @@ def test_the_rest_of_a_chunked_extension_comes_without_tokens(
             Row(1, 0, 3, [5], 0),
             "row of handle 1 (epoch 0, base 3) does not continue epoch 0 with 2 tokens",
         ),
-        (Row(1, 0, 2, [], 0), "row of handle 1 has nothing to feed"),
     ],
-    ids=["unknown handle", "other epoch", "base too low", "base too high", "nothing new"],
+    ids=["unknown handle", "other epoch", "base too low", "base too high"],
 )
 def test_a_row_that_does_not_continue_what_is_held_is_refused(
     engine: FakeEngine, residents: Residents, row: Row, why: str
@@ -137,6 +136,30 @@ def test_a_row_that_does_not_continue_what_is_held_is_refused(
     with pytest.raises(ProtocolError) as caught:
         residents.extend(row)
     assert str(caught.value) == why
+
+
+def test_a_row_without_tokens_reads_the_last_one_again(engine: FakeEngine, residents: Residents) -> None:
+    """A request may be taken back to where a model had read to."""
+    resident, _ = residents.extend(Row(1, 0, 0, [5, 6], 0))
+    feed(engine, resident, 2)
+    again, saved = residents.extend(Row(1, 0, 2, [], 0))
+    assert (again, saved) == (resident, 0)
+    assert (resident.tokens, resident.fed, resident.pending) == ([5, 6], 1, 1)
+    assert engine.length(resident.slot) == 1
+
+
+def test_tokens_to_be_checked_come_with_the_one_before_them(engine: FakeEngine, residents: Residents) -> None:
+    """What the first of them is compared with are the logits of the token before it."""
+    resident, _ = residents.extend(Row(1, 0, 0, [5, 6], 0))
+    feed(engine, resident, 2)
+    residents.extend(Row(1, 0, 2, [7, 8], 0, 2))
+    assert (resident.fed, resident.pending, engine.length(resident.slot)) == (1, 3, 1)
+    assert plan([resident], 10) == [3]
+
+
+def test_a_row_before_any_tokens_is_refused(residents: Residents) -> None:
+    with pytest.raises(ProtocolError, match="row of handle 1 has nothing to feed"):
+        residents.extend(Row(1, 0, 0, [], 0))
 
 
 def test_a_handle_opened_anew_starts_empty_and_its_old_slot_is_closed(

@@ -108,7 +108,11 @@ class ModelActor:
             return
         if kept < len(sequence.tokens):
             self._take_back(sequence, kept)
-        self._mailbox.put(sequence)
+            if (self.model.code, sequence.output_tokens) in sequence.gave_up:
+                self._system.finish(sequence, error=self._livelock(sequence, sender, self.model.code))
+                return
+        if self._system.grew(sequence):
+            self._mailbox.put(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """The request is over or is rebuilt: nothing of it shall stay here."""
@@ -217,6 +221,10 @@ class ModelActor:
             if row.state:
                 sequence.states[self.model.code] = row.state
             self._check_position(sequence, row)
+            reason = sequence.confirm() if self.model.config.verify else None
+            if reason is not None:
+                self._system.finish(sequence, reason)
+                continue
             self._settle(sequence, row)
         self._news.extend(batch.values())
 
@@ -233,9 +241,10 @@ class ModelActor:
                 f"tokens, of which {sequence.tentative} are tentative"
             )
         if row.position < length:
-            # The worker has taken them back already.
-            self._sent[sequence.id] = row.position
             self._take_back(sequence, row.position)
+            # This model's worker has taken them back already.
+            self._sent[sequence.id] = row.position
+            self._truncates.pop(sequence.id, None)
 
     def _take_back(self, sequence: Sequence, length: int) -> None:
         sequence.dropped += len(sequence.tokens) - length
@@ -260,18 +269,21 @@ class ModelActor:
             return
         if request.loc <= len(sequence.tokens):
             sequence.dropped += 1
-            sequence.gave_up.add(here)
+            gives_up = here, sequence.output_tokens
+            if gives_up in sequence.gave_up:
+                self._system.finish(sequence, error=self._livelock(sequence, peer, here))
+                return
+            sequence.gave_up.add(gives_up)
         elif not self._commit(sequence, row):
             return
         self._hand_over(sequence, peer, request)
 
     def _hand_over(self, sequence: Sequence, peer: int, request: PeerReq) -> None:
-        if peer in sequence.gave_up:
-            self._system.finish(sequence, error=self._livelock(sequence, peer))
+        if (peer, sequence.output_tokens) in sequence.gave_up:
+            self._system.finish(sequence, error=self._livelock(sequence, self.model.code, peer))
             return
         sequence.move(peer)
-        if self._system.grew(sequence):
-            self._system.deliver(self.model.code, peer, sequence, request)
+        self._system.deliver(self.model.code, peer, sequence, request)
 
     def _commit(self, sequence: Sequence, row: RowDone) -> bool:
         """Commit a token; answers whether the response goes on."""
@@ -281,12 +293,12 @@ class ModelActor:
             self._system.finish(sequence, reason)
         return reason is None
 
-    def _livelock(self, sequence: Sequence, peer: int) -> RouteFailed:
-        back = self._recipe.models[peer - 1].name
+    def _livelock(self, sequence: Sequence, sender: int, to: int) -> RouteFailed:
+        names = [model.name for model in self._recipe.models]
         return RouteFailed(
-            f"recipe {self._recipe.name!r}: model {self.model.name!r} hands output position "
-            f"{sequence.output_tokens} to {back!r}, which already gave that position up: the request would "
-            "bounce for ever; one of their rules must send: keep"
+            f"recipe {self._recipe.name!r}: model {names[sender - 1]!r} hands output position "
+            f"{sequence.output_tokens} to {names[to - 1]!r}, which already gave that position up: the "
+            "request would bounce for ever; one of their rules must send: keep"
         )
 
     def _count(self, done: StepDone) -> None:

@@ -58,8 +58,9 @@ class Sequence:
     answers to earlier steps recognisably stale.  ``holder`` is the code of the model whose turn it is and
     ``arrived`` the output length when it got there.  ``seen`` maps a model code to how many leading tokens
     that model has
-    been told of, ``states`` to what its rules' windows and momentums hold.  ``gave_up`` are the codes
-    that dropped a token at the current position.
+    been told of, ``states`` to what its rules' windows and momentums hold.  ``gave_up`` holds
+    who dropped a token at which output position, as pairs of code and position, since a token last became
+    final.
     """
 
     id: int
@@ -82,7 +83,7 @@ class Sequence:
     arrived: int = 0
     seen: dict[int, int] = field(default_factory=dict)
     states: dict[int, list[float]] = field(default_factory=dict)
-    gave_up: set[int] = field(default_factory=set)
+    gave_up: set[tuple[int, int]] = field(default_factory=set)
     handoffs: int = 0
     dropped: int = 0
     finish_reason: FinishReason | None = None
@@ -120,8 +121,11 @@ class Sequence:
         self.written[code] += 1
         self.logprobs.append(done.logprob)
         self.tops.append(done.top)
-        self.gave_up.clear()
         return self._finalize(len(self.writers) - (0 if final else self.rollback))
+
+    def confirm(self) -> FinishReason | None:
+        """Make all tokens final; answers why the response ends now, if it does."""
+        return self._finalize(len(self.writers))
 
     def rewind(self, length: int) -> None:
         """Take back all but the first ``length`` tokens; they must be tentative."""
@@ -134,7 +138,6 @@ class Sequence:
             del column[output:]
         self.arrived = min(self.arrived, output)
         self.seen = {code: min(known, length) for code, known in self.seen.items()}
-        self.gave_up.clear()
 
     def move(self, code: int) -> None:
         """Hand the turn to model ``code``."""
@@ -156,6 +159,7 @@ class Sequence:
         while self.final < output:
             token = self.tokens[self.prompt_tokens + self.final]
             self.final += 1
+            self.gave_up.clear()
             if not self.first_token_at:
                 self.first_token_at = time.monotonic()
             reason: FinishReason | None = None

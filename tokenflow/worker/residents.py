@@ -85,12 +85,17 @@ class Residents:
             )
         resident.tokens.extend(row.tokens)
         resident.check = row.check
-        if not resident.pending:
+        # The token before those to be checked, or before the one to be sampled, must be fed: its logits are
+        # wanted.  A request that was taken back to where this model had read to has none: it is read again.
+        read = len(resident.tokens) - row.check - 1
+        if read < 0:
             raise ProtocolError(f"row of handle {row.handle} has nothing to feed")
+        if resident.fed > read:
+            self._engine.truncate(resident.slot, read)
+            resident.fed = read
         if resident.slot >= 0:
             return resident, 0
-        # What is to be checked must be fed: its logits are wanted.
-        opened = self._engine.open(resident.tokens[: len(resident.tokens) - row.check])
+        opened = self._engine.open(resident.tokens[: read + 1])
         resident.slot, resident.fed = opened.slot, opened.cached
         return resident, opened.cached
 
