@@ -61,14 +61,14 @@ def misroute(result, fault):
     ][kind]
 
 
-forgetful = Recipe("forgetful", entry="slm", rollback=4, params={"back": 2})
+forgetful = Recipe("forgetful", entry="slm", rollback=4, params={"run": 5, "back": 2})
 slm = forgetful.model("slm", SMALL)
 llm = forgetful.model("llm", SMALL)
 
 
 @slm.route
-def after_five(result):
-    return torch.where(result.run_length >= 5, LLM, 0)
+def after_run(result, run):
+    return torch.where(result.run_length >= run, LLM, 0)
 
 
 @llm.route
@@ -78,9 +78,8 @@ def after_one(result):
 
 @llm.receive
 def take_back(peer_req, req):
-    back = int(req.params["back"])
-    kept = max(len(peer_req.token_ids) - back, 0)
-    return PeerReq(peer_req.rid, peer_req.token_ids[:kept], peer_req.loc - back)
+    loc = max(peer_req.loc - int(req.params["back"]), len(req.origin_input_ids))
+    return PeerReq(peer_req.rid, peer_req.token_ids[: max(loc - peer_req.base, 0)], loc)
 
 
 pointless = Recipe("pointless", entry="slm", rollback=4)

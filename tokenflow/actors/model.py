@@ -25,6 +25,8 @@ from tokenflow.wire.messages import Open, Row, RowDone, Step, StepDone
 _PATIENCE_STEPS = 20
 _UNMEASURED_STEP_S = 0.05
 _DROP_DELAY_S = 0.02
+_ENDLESS_ROLLBACKS = 16
+"""So many times what may be tentative is taken back, and nothing becomes final: then it never will."""
 
 
 class System(Protocol):
@@ -110,6 +112,9 @@ class ModelActor:
             self._take_back(sequence, kept)
             if (self.model.code, sequence.output_tokens) in sequence.gave_up:
                 self._system.finish(sequence, error=self._livelock(sequence, sender, self.model.code))
+                return
+            if sequence.taken_back > _ENDLESS_ROLLBACKS * sequence.rollback:
+                self._system.finish(sequence, error=self._no_progress(sequence))
                 return
         if self._system.grew(sequence):
             self._mailbox.put(sequence)
@@ -299,6 +304,13 @@ class ModelActor:
             f"recipe {self._recipe.name!r}: model {names[sender - 1]!r} hands output position "
             f"{sequence.output_tokens} to {names[to - 1]!r}, which already gave that position up: the "
             "request would bounce for ever; one of their rules must send: keep"
+        )
+
+    def _no_progress(self, sequence: Sequence) -> RouteFailed:
+        return RouteFailed(
+            f"recipe {self._recipe.name!r}: model {self.model.name!r} takes tokens back at output position "
+            f"{sequence.output_tokens}, and {sequence.taken_back} were since one last became final: the "
+            "request would bounce for ever; it must take back less than is written in between"
         )
 
     def _count(self, done: StepDone) -> None:

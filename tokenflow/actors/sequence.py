@@ -59,8 +59,8 @@ class Sequence:
     ``arrived`` the output length when it got there.  ``seen`` maps a model code to how many leading tokens
     that model has
     been told of, ``states`` to what its rules' windows and momentums hold.  ``gave_up`` holds
-    who dropped a token at which output position, as pairs of code and position, since a token last became
-    final.
+    who dropped a token at which output position, as pairs of code and position, and ``taken_back`` is how
+    many tokens were, since one last became final.
     """
 
     id: int
@@ -84,6 +84,7 @@ class Sequence:
     seen: dict[int, int] = field(default_factory=dict)
     states: dict[int, list[float]] = field(default_factory=dict)
     gave_up: set[tuple[int, int]] = field(default_factory=set)
+    taken_back: int = 0
     handoffs: int = 0
     dropped: int = 0
     finish_reason: FinishReason | None = None
@@ -133,6 +134,7 @@ class Sequence:
         if output < self.final:
             raise ValueError(f"output position {output} is final: {self.final} tokens are")
         self.written.subtract(self.writers[output:])
+        self.taken_back += len(self.tokens) - length
         del self.tokens[length:]
         for column in (self.writers, self.logprobs, self.tops):
             del column[output:]
@@ -160,6 +162,7 @@ class Sequence:
             token = self.tokens[self.prompt_tokens + self.final]
             self.final += 1
             self.gave_up.clear()
+            self.taken_back = 0
             if not self.first_token_at:
                 self.first_token_at = time.monotonic()
             reason: FinishReason | None = None
