@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
@@ -94,6 +95,12 @@ def encode(rows: Sequence[Mapping[str, Any]], model: Path) -> list[list[int]]:
     ]
 
 
+@cache
+def eval_prompts(count: int) -> list[list[int]]:
+    """Token ids of the first ``count`` evaluation prompts."""
+    return encode(eval_rows(count), DEMO / "small")
+
+
 def load_traces(record: Record = R_STITCH, demo: Path = DEMO) -> Recorded:
     """Read a record.
 
@@ -102,7 +109,7 @@ def load_traces(record: Record = R_STITCH, demo: Path = DEMO) -> Recorded:
     """
     with gzip.open(record.path, "rt", encoding="utf-8") as lines:
         head, *rows = map(json.loads, lines)
-    prompts = encode(eval_rows(head["count"]), DEMO / "small")
+    prompts = eval_prompts(head["count"])
     now = _head(record, prompts, demo)
     stale = [key for key in now if head[key] != now[key]]
     if stale:
@@ -122,7 +129,7 @@ def write(record: Record, processes: int) -> Iterator[int]:
 
     :param processes: how many compute; 1 is this one.
     """
-    prompts = encode(eval_rows(record.count), DEMO / "small")
+    prompts = eval_prompts(record.count)
     head = _head(record, prompts, DEMO)
     partial = record.path.with_name(f"{record.path.name}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
