@@ -46,3 +46,18 @@ def worker_environment(threads: int) -> dict[str, str]:
     """
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     return {**os.environ, **limits, "TOKENIZERS_PARALLELISM": "false"}
+
+
+def prepare_sglang(*, cpu: bool) -> None:
+    """Set what SGLang reads from the environment, before it is imported; what the user has set stays.
+
+    ``cpu`` makes it take its CPU code paths; the rest is what its own launcher sets for CUDA, and silence on
+    standard error.
+    """
+    wanted = {"TQDM_DISABLE": "1"}
+    if cpu:
+        wanted["SGLANG_USE_CPU_ENGINE"] = "1"
+    else:
+        wanted |= {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)

@@ -48,6 +48,13 @@ class Opened(NamedTuple):
     cached: int
 
 
+class Feed(NamedTuple):
+    """``tokens`` that are fed to ``slot``."""
+
+    slot: int
+    tokens: Sequence[int]
+
+
 @dataclass(frozen=True, slots=True)
 class Extend:
     """Feed ``tokens`` (at least one) to ``slot``.
