@@ -38,6 +38,11 @@ def settings() -> Settings:
     )
 
 
+def secret(name: str) -> str | None:
+    """The value of an environment variable that a recipe names, a key say; None if it is not set."""
+    return os.environ.get(name)
+
+
 def worker_environment(threads: int) -> dict[str, str]:
     """The environment of a worker process that may use ``threads`` cores.
 

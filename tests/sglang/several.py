@@ -1,4 +1,4 @@
-"""Several engines in one process, which SGLang does not mean to happen: it keeps process groups in globals."""
+"""Several engines in one process: not what SGLang is made for, which keeps its process groups in globals."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ executable form of this contract.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
@@ -28,6 +28,8 @@ class EngineInfo:
     :param eos_token_ids: end-of-sequence ids from the generation config and the model config.
     :param device: where the model runs, ``cpu`` or ``cuda:<n>``.
     :param dtype: compute type, ``float32``, ``bfloat16`` or ``float16``.
+    :param top: logits are known of so many of the most probable tokens only, and of the others what they
+        have in all; 0 where every logit is known.
     """
 
     vocab_size: int
@@ -39,6 +41,7 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     device: str
     dtype: str
+    top: int = 0
 
 
 class Opened(NamedTuple):
@@ -73,10 +76,12 @@ class StepOutput:
 
     :param logits: raw next-token logits, [n, V], in the engine's dtype or float32.
     :param hidden: last-layer hidden states after the final norm (the LM head's input), [n, H].
+    :param failed: extends that got no results, by index, and why; the others are not affected.
     """
 
     logits: Tensor
     hidden: Tensor
+    failed: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,14 @@ import torch
 from tokenflow.engines.base import Engine, Extend
 from tokenflow.engines.load import load_engine
 from tokenflow.engines.sampling import Sampler, unusable_rows
-from tokenflow.errors import EngineError, NonFiniteLogits, ProtocolError, RouteFailed, TokenflowError
+from tokenflow.errors import (
+    EndpointFailed,
+    EngineError,
+    NonFiniteLogits,
+    ProtocolError,
+    RouteFailed,
+    TokenflowError,
+)
 from tokenflow.settings import settings
 from tokenflow.wire.channel import WorkerChannel
 from tokenflow.wire.messages import (
@@ -116,14 +123,22 @@ class Worker:
             residents.append(resident)
             cached += saved
         shares = plan(residents, self._hello.config.max_batch_tokens)
-        extends = [
-            _extend(resident, share) for resident, share in zip(residents, shares, strict=True) if share
-        ]
+        running = [index for index, share in enumerate(shares) if share]
+        extends = [_extend(residents[index], shares[index]) for index in running]
         before = time.monotonic()
         output = self.engine.step(extends)
         forward_s = time.monotonic() - before
+        broken = {running[index]: why for index, why in output.failed.items()}
+        failed = [_endpoint_failed(step.rows[index], residents[index], why) for index, why in broken.items()]
+        whole = [index for index in range(len(residents)) if index not in broken]
         with torch.inference_mode():
-            done, failed = self._finish(step.rows, residents, output.logits.float(), output.hidden)
+            done, unusable = self._finish(
+                [step.rows[index] for index in whole],
+                [residents[index] for index in whole],
+                output.logits.float(),
+                output.hidden,
+            )
+        failed += unusable
         return StepDone(step.id, done, failed, started, time.monotonic(), forward_s, sum(shares), cached)
 
     def _finish(
@@ -222,6 +237,11 @@ def _extend(resident: Resident, share: int) -> Extend:
     if resident.pending:
         return Extend(resident.slot, tokens, "none")
     return Extend(resident.slot, tokens, "last" if not resident.check else "all")
+
+
+def _endpoint_failed(row: Row, resident: Resident, why: str) -> RowFailed:
+    text = f"{why} (at output position {resident.position})"
+    return RowFailed(row.handle, row.epoch, resident.fed, EndpointFailed.__name__, text)
 
 
 def _route_failed(row: Row, resident: Resident, error: RouteFailed) -> RowFailed:
