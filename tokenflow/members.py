@@ -10,6 +10,7 @@ from tokenflow.delimiters import resolve_texts
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.vocabulary import require_same_vocabulary
+from tokenflow.types import EndpointConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Members:
     ``recipe`` is the recipe with local directories as paths and token ids for the texts of its rules.  Ids
     from ``vocab_limit`` on are shared by no tokenizer and never used.  ``eos_token_ids`` is the union over
     the models: any of them may end a response, whichever model wrote it.  ``fingerprints`` are SHA-256 sums
-    of ``tokenizer.json``.
+    of ``tokenizer.json``, and ``endpoints`` where models run that are reached over HTTP.
     """
 
     recipe: RecipeIR
@@ -27,6 +28,7 @@ class Members:
     vocab_limit: int
     eos_token_ids: tuple[int, ...]
     fingerprints: Mapping[str, str]
+    endpoints: Mapping[str, EndpointConfig]
 
 
 def load_members(recipe: RecipeIR) -> Members:
@@ -38,7 +40,11 @@ def load_members(recipe: RecipeIR) -> Members:
     :raises RecipeError: if a rule waits for a text that the vocabulary cannot write.
     """
     names = recipe.reachable()
-    paths = {name: hub.resolve(recipe.model(name).config.path) for name in names}
+    configs = {name: recipe.model(name).config for name in names}
+    endpoints = {name: config.endpoint for name, config in configs.items() if config.endpoint is not None}
+    paths = {
+        name: hub.resolve(config.path, weights=name not in endpoints) for name, config in configs.items()
+    }
     tokenizers = {name: Tokenizer.load(path) for name, path in paths.items()}
     vocab_limit = require_same_vocabulary(tokenizers)
     eos = {token for tokenizer in tokenizers.values() for token in tokenizer.eos_ids}
@@ -59,4 +65,5 @@ def load_members(recipe: RecipeIR) -> Members:
         vocab_limit=vocab_limit,
         eos_token_ids=tuple(sorted(token for token in eos if token < vocab_limit)),
         fingerprints={name: tokenizer.fingerprint for name, tokenizer in tokenizers.items()},
+        endpoints=endpoints,
     )

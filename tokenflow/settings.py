@@ -56,13 +56,8 @@ def worker_environment(threads: int) -> dict[str, str]:
 def prepare_sglang(*, cpu: bool) -> None:
     """Set what SGLang reads from the environment, before it is imported; what the user has set stays.
 
-    ``cpu`` makes it take its CPU code paths; the rest is what its own launcher sets for CUDA, and silence on
-    standard error.
+    ``cpu`` makes it take its CPU code paths; otherwise these are what its own launcher sets for CUDA.
     """
-    wanted = {"TQDM_DISABLE": "1"}
-    if cpu:
-        wanted["SGLANG_USE_CPU_ENGINE"] = "1"
-    else:
-        wanted |= {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
-    for name, value in wanted.items():
+    cuda = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+    for name, value in ({"SGLANG_USE_CPU_ENGINE": "1"} if cpu else cuda).items():
         os.environ.setdefault(name, value)

@@ -221,11 +221,11 @@ class StreamEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class EndpointConfig:
     """Where a model runs that is reached over HTTP (``openai`` engine); ``models.<name>.endpoint``.
 
     :param base_url: of the OpenAI-compatible interface, up to ``/v1``.
-    :param model: the model's name there; empty takes the first that the endpoint lists.
+    :param model_id: the model's name there; empty takes the first that the endpoint lists.
     :param api_key_env: environment variable that holds the key; empty sends none.
     :param top_logprobs: most probable tokens that are asked for at each position; 0 for an endpoint that
         reports none.
@@ -236,7 +236,7 @@ class Endpoint:
     """
 
     base_url: str
-    model: str = ""
+    model_id: str = ""
     api_key_env: str = ""
     top_logprobs: int = 20
     span: int = 8
@@ -277,4 +277,4 @@ class ModelConfig:
     threads: int = 1
     tensor_parallel: int = 1
     verify: bool = False
-    endpoint: Endpoint | None = None
+    endpoint: EndpointConfig | None = None

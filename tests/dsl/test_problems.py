@@ -19,7 +19,7 @@ FUNCTIONS = "abs, max, min, head, threshold, at, follows, window, momentum"
 TOP_KEYS = "name, description, entry, params, models, heads, routes, draw, budgets, rollback, batching"
 MODEL_KEYS = (
     "path, engine, dtype, device, context_length, kv_cache, max_requests, max_batch_tokens, "
-    "prefix_cache, threads, tensor_parallel, verify"
+    "prefix_cache, threads, tensor_parallel, verify, endpoint"
 )
 SEND = '("keep" commits the sampled token, "drop_last" leaves its position to the next model)'
 CONDITION = 'missing a condition: "when" (an expression), "after" (so many tokens) or "at" (a text)'
@@ -158,13 +158,13 @@ MODELS = [
         "dtype: bfloat16",
         "engine: tohrc",
         [
-            '6:36: error: models.llm.engine: expected one of torch, sglang, got "tohrc" (did you mean "torch"?)'
+            '6:36: error: models.llm.engine: expected one of torch, sglang, openai, got "tohrc" (did you mean "torch"?)'
         ],
     ),
     (
         "dtype: bfloat16",
         "engine: vllm",
-        ['6:36: error: models.llm.engine: expected one of torch, sglang, got "vllm"'],
+        ['6:36: error: models.llm.engine: expected one of torch, sglang, openai, got "vllm"'],
     ),
     (
         "dtype: bfloat16",

@@ -14,10 +14,10 @@ from tokenflow.dsl.meaning import Meaning
 from tokenflow.dsl.overrides import apply_overrides
 from tokenflow.dsl.paths import head_path, model_path
 from tokenflow.dsl.recipe import Recipe as PythonRecipe
-from tokenflow.dsl.schema import Recipe, validate
+from tokenflow.dsl.schema import Model, Recipe, validate
 from tokenflow.dsl.source import Document, read_file, read_mapping
 from tokenflow.errors import RecipeError
-from tokenflow.types import ModelConfig
+from tokenflow.types import EndpointConfig, ModelConfig
 
 
 def load_recipe(
@@ -61,12 +61,14 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
     def local(find: Callable[[str, Sequence[Path]], str | None], of: str, name: str, text: str) -> str:
         return find(text, document.spot((of, name, "path")).folders) or text
 
+    def config(name: str, model: Model) -> ModelConfig:
+        path = local(model_path, "models", name, model.path)
+        remote = model.endpoint
+        endpoint = None if remote is None else EndpointConfig(**remote.model_dump())
+        return ModelConfig(**{**model.model_dump(), "path": path, "endpoint": endpoint})
+
     models = tuple(
-        ModelIR(
-            name,
-            code,
-            ModelConfig(**{**model.model_dump(), "path": local(model_path, "models", name, model.path)}),
-        )
+        ModelIR(name, code, config(name, model))
         for code, (name, model) in enumerate(recipe.models.items(), start=1)
     )
     routes = {

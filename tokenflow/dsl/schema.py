@@ -15,15 +15,16 @@ from tokenflow.dsl.expr import MAX_TEXT
 from tokenflow.dsl.ir import HeadKind, Policy, Send
 from tokenflow.dsl.source import Document, plain_scalar
 from tokenflow.dsl.wording import Path, closest, did_you_mean, show
-from tokenflow.types import ModelConfig
+from tokenflow.types import MAX_TOP_LOGPROBS, EndpointConfig, ModelConfig
 
-EngineName = Literal["torch", "sglang"]
+EngineName = Literal["torch", "sglang", "openai"]
 MAX_MODELS = 64
 MAX_ROLLBACK = 64
 NAME_RULE = 'a name of letters, digits, "_" and "-" that begins with a letter'
 NAME = r"^[A-Za-z][A-Za-z0-9_-]*$"
 
 _DEFAULT: dict[str, Any] = {item.name: item.default for item in dataclasses.fields(ModelConfig)}
+_REMOTE: dict[str, Any] = {item.name: item.default for item in dataclasses.fields(EndpointConfig)}
 
 
 def _as_text(value: object) -> object:
@@ -53,6 +54,19 @@ class _Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
+class Endpoint(_Shape):
+    """Where a model runs that is reached over HTTP."""
+
+    base_url: Annotated[str, Field(pattern=r"^https?://[^/]+")]
+    model_id: str = _REMOTE["model_id"]
+    api_key_env: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")] = _REMOTE["api_key_env"]
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = _REMOTE["top_logprobs"]
+    span: Count = _REMOTE["span"]
+    concurrency: Count = _REMOTE["concurrency"]
+    timeout_s: Annotated[float, Field(gt=0, le=86400)] = _REMOTE["timeout_s"]
+    retries: Annotated[int, Field(ge=0, le=100)] = _REMOTE["retries"]
+
+
 class Model(_Shape):
     """How one member is loaded and run."""
 
@@ -68,6 +82,7 @@ class Model(_Shape):
     threads: Count = _DEFAULT["threads"]
     tensor_parallel: Count = _DEFAULT["tensor_parallel"]
     verify: bool = _DEFAULT["verify"]
+    endpoint: Endpoint | None = _DEFAULT["endpoint"]
 
 
 class Head(_Shape):
@@ -264,7 +279,7 @@ def _one_of(path: Path, error: ErrorDetails) -> str:
 
 
 def _pattern(path: Path, error: ErrorDetails) -> str:
-    what = "auto, cpu, cuda or cuda:<n>" if path[-1] == "device" else NAME_RULE
+    what = _PATTERNS.get(str(path[-1]), NAME_RULE)
     return f"expected {what}, got {show(error['input'])}"
 
 
@@ -291,6 +306,11 @@ _HINTS = {
     "send": ' ("keep" commits the sampled token, "drop_last" leaves its position to the next model)',
     "kind": f" ({', '.join(get_args(HeadKind))})",
 }
+_PATTERNS = {
+    "device": "auto, cpu, cuda or cuda:<n>",
+    "base_url": "a URL that begins with http:// or https://",
+    "api_key_env": "the name of an environment variable",
+}
 _MESSAGES: dict[str, Callable[[Path, ErrorDetails], str]] = {
     "string_type": _expected_text,
     "string_unicode": _expected("valid Unicode"),
@@ -305,6 +325,7 @@ _MESSAGES: dict[str, Callable[[Path, ErrorDetails], str]] = {
     "string_too_short": lambda path, error: "must not be empty",
     "string_too_long": _bound("at most", "max_length", " characters long"),
     "finite_number": _expected("a finite number"),
+    "greater_than": _bound("greater than", "gt"),
     "greater_than_equal": _bound("at least", "ge"),
     "less_than_equal": _bound("at most", "le"),
     "too_short": lambda path, error: "at least one model is needed",

@@ -28,8 +28,6 @@ class EngineInfo:
     :param eos_token_ids: end-of-sequence ids from the generation config and the model config.
     :param device: where the model runs, ``cpu`` or ``cuda:<n>``.
     :param dtype: compute type, ``float32``, ``bfloat16`` or ``float16``.
-    :param top: logits are known of so many of the most probable tokens only, and of the others what they
-        have in all; 0 where every logit is known.
     """
 
     vocab_size: int
@@ -41,7 +39,6 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     device: str
     dtype: str
-    top: int = 0
 
 
 class Opened(NamedTuple):
@@ -76,11 +73,14 @@ class StepOutput:
 
     :param logits: raw next-token logits, [n, V], in the engine's dtype or float32.
     :param hidden: last-layer hidden states after the final norm (the LM head's input), [n, H].
+    :param known: how many of the most probable tokens of each row have their own logits, int64 [n]; the
+        others share what is left and are not to be drawn.  ``None`` where all have.
     :param failed: extends that got no results, by index, and why; the others are not affected.
     """
 
     logits: Tensor
     hidden: Tensor
+    known: Tensor | None = None
     failed: Mapping[int, str] = field(default_factory=dict)
 
 

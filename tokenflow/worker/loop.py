@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from tokenflow.engines.base import Engine, Extend
+from tokenflow.engines.base import Engine, Extend, StepOutput
 from tokenflow.engines.load import load_engine
 from tokenflow.engines.sampling import Sampler, unusable_rows
 from tokenflow.errors import (
@@ -135,16 +135,16 @@ class Worker:
             done, unusable = self._finish(
                 [step.rows[index] for index in whole],
                 [residents[index] for index in whole],
-                output.logits.float(),
-                output.hidden,
+                output,
             )
         failed += unusable
         return StepDone(step.id, done, failed, started, time.monotonic(), forward_s, sum(shares), cached)
 
     def _finish(
-        self, rows: list[Row], residents: list[Resident], logits: torch.Tensor, hidden: torch.Tensor
+        self, rows: list[Row], residents: list[Resident], output: StepOutput
     ) -> tuple[list[RowDone], list[RowFailed]]:
-        """Sample and route the rows whose extension is complete; the tensors hold their wanted positions."""
+        """Sample and route the rows whose extension is complete; ``output`` holds their wanted positions."""
+        logits, hidden, known = output.logits.float(), output.hidden, output.known
         pairs = list(zip(rows, residents, strict=True))
         done = [
             RowDone(row.handle, row.epoch, resident.fed, -1) for row, resident in pairs if resident.pending
@@ -162,12 +162,16 @@ class Worker:
             kept = [row for index, span in enumerate(spans) if index not in bad for row in span]
             complete = [pair for index, pair in enumerate(complete) if index not in bad]
             logits, hidden = logits[kept], hidden[kept]
+            known = None if known is None else known[kept]
         if not complete:
             return done, failed
         if any(resident.check for _, resident in complete):
             kept = self._check([resident for _, resident in complete], logits)
             logits, hidden = logits[kept], hidden[kept]
-        sampled = self._sampler(logits, [resident.draw for _, resident in complete])
+        draws = [resident.draw for _, resident in complete]
+        if known is not None:
+            draws = [draw.among(count) for draw, count in zip(draws, known.tolist(), strict=True)]
+        sampled = self._sampler(logits, draws)
         try:
             decided = self._route(complete, [token for token, _, _ in sampled], logits, hidden)
         except RouteFailed as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tokenflow.engines.base import Engine
 from tokenflow.engines.sampling import Draw
@@ -17,11 +17,10 @@ class Resident:
     ``tokens`` are all ids given so far; the first ``fed`` of them are in the KV cache.  ``slot`` is -1
     until the engine has seen the request.  The last ``check`` tokens are to be
     checked.  ``state`` is what the rules' windows and momentums hold, and ``draw`` what the sampler needs; it
-    reads ``tokens``.  Where the engine knows the ``top`` most probable tokens only, others are not drawn.
+    reads ``tokens``.
     """
 
     settings: Open
-    top: InitVar[int] = 0
     tokens: list[int] = field(default_factory=list)
     fed: int = 0
     slot: int = -1
@@ -29,12 +28,10 @@ class Resident:
     state: list[float] = field(default_factory=list)
     draw: Draw = field(init=False)
 
-    def __post_init__(self, top: int) -> None:
-        opened, sampling = self.settings, self.settings.sampling
-        if top and not sampling.greedy and not 0 < sampling.top_k <= top:
-            sampling = replace(sampling, top_k=top)
+    def __post_init__(self) -> None:
+        opened = self.settings
         self.state = list(opened.state)
-        self.draw = Draw(sampling, opened.seed, self.tokens, opened.prompt_tokens)
+        self.draw = Draw(opened.sampling, opened.seed, self.tokens, opened.prompt_tokens)
 
     @property
     def pending(self) -> int:
@@ -71,7 +68,7 @@ class Residents:
             self._release(self._by_handle.pop(handle, None))
         for settings in step.open:
             self._release(self._by_handle.pop(settings.handle, None))
-            self._by_handle[settings.handle] = Resident(settings, self._engine.info.top)
+            self._by_handle[settings.handle] = Resident(settings)
         for handle, length in step.truncate:
             self._truncate(handle, length)
 

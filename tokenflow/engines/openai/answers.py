@@ -101,8 +101,9 @@ def _best(
 ) -> tuple[tuple[int | None, float], ...]:
     """What is listed, with the token itself, the best first and the token first among equals."""
     found = [(known(name), float(value)) for name, value in pairs if value is not None]
-    if logprob is not None and all(other != token for other, _ in found):
-        found.append((token, float(logprob)))
+    if logprob is not None:
+        # Under its own text there may be another token's value: texts are not unique.
+        found = [(token, float(logprob)), *(pair for pair in found if pair[0] != token)]
     return tuple(sorted(found, key=lambda pair: (-pair[1], pair[0] != token)))
 
 

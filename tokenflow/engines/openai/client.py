@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tokenflow.errors import ModelLoadError
-from tokenflow.types import Endpoint
+from tokenflow.types import EndpointConfig
 
 _MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _SHOWN = 300
@@ -40,7 +40,7 @@ class Client:
     :raises ModelLoadError: if the endpoint's URL is none.
     """
 
-    def __init__(self, endpoint: Endpoint, key: str | None) -> None:
+    def __init__(self, endpoint: EndpointConfig, key: str | None) -> None:
         url = urlsplit(endpoint.base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ModelLoadError(
@@ -163,6 +163,8 @@ class Call:
                 done |= data == b"[DONE]"
                 if data and not done:
                     yield self._parse(data)
+            if not done:
+                raise CallFailed(f"the answer of {self._client.url} broke off")
         except (OSError, HTTPException) as error:
             raise CallFailed(self._client._trouble(error)) from error
 
@@ -172,9 +174,8 @@ class Call:
         except ValueError:
             event = None
         if not isinstance(event, dict):
-            raise CallFailed(
-                f"{self._client.url} sent what is no JSON object: {data[:_SHOWN]!r}", may_pass=False
-            )
+            shown = data[:_SHOWN].decode(errors="replace")
+            raise CallFailed(f"{self._client.url} sent no JSON object: {shown}", may_pass=False)
         if event.get("error"):
             raise CallFailed(f"{self._client.url} failed: {message_of(json.dumps(event))}")
         return event

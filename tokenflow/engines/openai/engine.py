@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,21 +22,13 @@ from torch import Tensor
 
 from tokenflow.engines.base import EngineInfo, Extend, Feed, Opened, Scores, StepOutput
 from tokenflow.engines.checks import check_feeds
-from tokenflow.engines.openai.answers import Position, Unreadable, Vocabulary, read_choice
-from tokenflow.engines.openai.client import Call, CallFailed, Client
+from tokenflow.engines.openai.answers import Position, Unreadable, Vocabulary
+from tokenflow.engines.openai.client import Call, CallFailed
+from tokenflow.engines.openai.remote import Remote
 from tokenflow.errors import EngineError, ModelLoadError
-from tokenflow.settings import secret
-from tokenflow.types import Endpoint, ModelConfig
+from tokenflow.types import ModelConfig
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
-_EXTENSIONS = {
-    "return_token_ids": True,
-    "return_tokens_as_token_ids": True,
-    "skip_special_tokens": False,
-    # Its end-of-sequence tokens come as tokens: what ends a response is decided on this side.
-    "ignore_eos": True,
-}
-_PROBE_TOKENS = 2
 
 
 @dataclass(slots=True)
@@ -79,35 +70,36 @@ class OpenAIEngine:
     def __init__(self, config: ModelConfig) -> None:
         if config.endpoint is None:
             raise ModelLoadError("engine 'openai' needs endpoint.base_url")
-        self._endpoint = endpoint = config.endpoint
-        self._client = Client(endpoint, _key(endpoint))
+        self._endpoint = config.endpoint
         path = Path(config.path)
         facts = _read(path / "config.json")
-        self._vocabulary = Vocabulary(path / "tokenizer.json")
-        self._eos = _eos(_read(path / "generation_config.json"), facts)
-        listed = self._listed()
-        self._model = endpoint.model or listed.get("id", "")
-        self._extensions = dict(_EXTENSIONS)
-        self._width = int(facts["vocab_size"])
-        self._slots: dict[int, _Slot] = {}
-        context = config.context_length or listed.get("max_model_len") or facts.get("max_position_embeddings")
-        if not context:
-            raise ModelLoadError(f"{endpoint.base_url} does not say its context: set context_length")
+        eos = _eos(_read(path / "generation_config.json"), facts)
+        self._width = width = int(facts["vocab_size"])
+        some = next(token for token in range(width) if token not in eos)
+        self._remote = Remote(config.endpoint, Vocabulary(path / "tokenizer.json"), eos, some)
+        longest = self._remote.context_length or int(facts.get("max_position_embeddings") or 0)
+        context = config.context_length or longest
+        if not context or (longest and context > longest):
+            self._remote.close()
+            raise ModelLoadError(
+                f"context_length {context} is more than the {longest} of {self._remote.url}"
+                if context
+                else f"{self._remote.url} does not say how long its context is: set context_length"
+            )
         self._info = EngineInfo(
             # Listed tokens whose ids are not known have places of their own, beyond the vocabulary.
-            vocab_size=self._width + endpoint.top_logprobs + 1,
+            vocab_size=width + config.endpoint.top_logprobs + 1,
             hidden_size=0,
-            context_length=int(context),
-            kv_capacity=config.max_requests * int(context),
+            context_length=context,
+            kv_capacity=config.max_requests * context,
             block_size=1,
             max_requests=config.max_requests,
-            eos_token_ids=self._eos,
+            eos_token_ids=eos,
             device="cpu",
             dtype="float32",
-            top=max(endpoint.top_logprobs, 1),
         )
-        self._probe()
-        self._pool = ThreadPoolExecutor(endpoint.concurrency, "call")
+        self._slots: dict[int, _Slot] = {}
+        self._pool = ThreadPoolExecutor(config.endpoint.concurrency, "call")
 
     @property
     def info(self) -> EngineInfo:
@@ -131,21 +123,19 @@ class OpenAIEngine:
             raise EngineError("an endpoint gives the logits of the last position only")
         for slot, tokens in feeds:
             self._slots[slot].feed(tokens)
-        wanted = [
-            (index, self._slots[extend.slot])
-            for index, extend in enumerate(extends)
-            if extend.logits != "none"
-        ]
+        wanted = [index for index, extend in enumerate(extends) if extend.logits != "none"]
         rows: list[Tensor] = []
+        known: list[int] = []
         failed: dict[int, str] = {}
-        answers = self._pool.map(self._next, (slot for _, slot in wanted))
-        for (index, _), answer in zip(wanted, answers, strict=True):
+        answers = self._pool.map(self._next, [self._slots[extends[index].slot] for index in wanted])
+        for index, answer in zip(wanted, answers, strict=True):
             if isinstance(answer, Position):
                 rows.append(self._row(answer))
+                known.append(max(1, sum(token is not None for token, _ in answer.best)))
             else:
                 failed[index] = answer
         logits = torch.stack(rows) if rows else torch.empty(0, self._info.vocab_size)
-        return StepOutput(logits, torch.empty(len(rows), 0), failed)
+        return StepOutput(logits, torch.empty(len(rows), 0), torch.tensor(known, dtype=torch.int64), failed)
 
     def length(self, slot: int) -> int:
         return len(self._slot(slot).tokens)
@@ -169,7 +159,7 @@ class OpenAIEngine:
         for slot in self._slots.values():
             slot.forget()
         self._pool.shutdown()
-        self._client.close()
+        self._remote.close()
 
     def _slot(self, slot: int) -> _Slot:
         found = self._slots.get(slot)
@@ -186,7 +176,7 @@ class OpenAIEngine:
                 return slot.ahead
             except Unreadable as error:
                 slot.forget()
-                return f"the answer of {self._client.url} cannot be read: {error}"
+                return f"the answer of {self._remote.url} cannot be read: {error}"
             except CallFailed as error:
                 slot.forget()
                 if not error.may_pass or attempt == self._endpoint.retries:
@@ -201,43 +191,13 @@ class OpenAIEngine:
             if found is not None:
                 return found
             slot.forget()
-        slot.call = self._ask(slot.tokens)
-        slot.pieces = self._positions(slot.call)
+        room = self._info.context_length - len(slot.tokens)
+        slot.call = self._remote.ask(slot.tokens, max(1, min(self._endpoint.span, room)))
+        slot.pieces = self._remote.positions(slot.call)
         found = next(slot.pieces, None)
         if found is None:
             raise Unreadable("it has no tokens")
         return found
-
-    def _ask(self, tokens: Sequence[int]) -> Call:
-        room = self._info.context_length - len(tokens)
-        body: dict[str, Any] = {
-            "model": self._model,
-            "prompt": list(tokens),
-            "max_tokens": max(1, min(self._endpoint.span, room)),
-            "temperature": 0,
-            "stream": True,
-            **self._extensions,
-        }
-        if self._endpoint.top_logprobs:
-            body["logprobs"] = self._endpoint.top_logprobs
-        return self._client.stream("/completions", body)
-
-    def _positions(self, call: Call) -> Iterator[Position]:
-        """The positions of an answer.
-
-        An endpoint that ends a response has its model write an end-of-sequence token, whether it shows it or
-        not.
-        """
-        last = -1
-        for event in call:
-            for choice in event.get("choices") or []:
-                for position in read_choice(choice, self._vocabulary):
-                    last = position.token
-                    yield position
-                if choice.get("finish_reason") == "stop" and last not in self._eos:
-                    if not self._eos:
-                        raise Unreadable("it ended, and the model has no end-of-sequence token")
-                    yield Position(self._eos[0], ((self._eos[0], 0.0),))
 
     def _row(self, position: Position) -> Tensor:
         """Log-probabilities of a position, float32 [V].
@@ -255,72 +215,10 @@ class OpenAIEngine:
             if token is None:
                 token, nameless = nameless, nameless + 1
             row[token] = value
-        if best[0][0] == position.token and len(best) > 1 and best[0][1] == best[1][1]:
-            # Rounded on the way, perhaps: the endpoint's own choice is the greedy one.
-            row[position.token] = torch.nextafter(row[position.token], torch.tensor(math.inf))
+        if best[0][0] == position.token and int(row.argmax()) != position.token:
+            # They differ by less than float32 shows, or were rounded: the endpoint's own choice is greedy.
+            row[position.token] = torch.nextafter(row.max(), torch.tensor(math.inf))
         return row
-
-    def _listed(self) -> dict[str, Any]:
-        """What the endpoint says of its model, or of its first one; empty if it does not."""
-        try:
-            models = self._client.get("/models").get("data") or []
-        except CallFailed as error:
-            if self._endpoint.model and error.status:
-                return {}
-            raise ModelLoadError(f"{error}; is endpoint.base_url right?") from error
-        wanted = self._endpoint.model
-        if not models or (wanted and all(model.get("id") != wanted for model in models)):
-            if wanted:
-                return {}
-            raise ModelLoadError(f"{self._client.url} lists no models: set endpoint.model")
-        return next(model for model in models if not wanted or model.get("id") == wanted)
-
-    def _probe(self) -> None:
-        """Ask for two tokens, to know how the endpoint speaks before requests depend on it."""
-        prompt = [next(token for token in range(self._width) if token not in self._eos)]
-        try:
-            try:
-                found = self._try(prompt)
-            except CallFailed as error:
-                if error.status not in (400, 422):
-                    raise
-                # An endpoint that refuses what it does not know is asked for what everyone knows.
-                self._extensions.clear()
-                found = self._try(prompt)
-        except CallFailed as error:
-            raise ModelLoadError(str(error)) from error
-        except Unreadable as error:
-            raise ModelLoadError(f"the answers of {self._client.url} cannot be read: {error}") from error
-        listed = [len(position.best) for position in found if position.token not in self._eos]
-        if min(listed, default=self._endpoint.top_logprobs) < self._endpoint.top_logprobs:
-            raise ModelLoadError(
-                f"{self._client.url} lists {min(listed)} token(s) per position instead of "
-                f"{self._endpoint.top_logprobs}: set endpoint.top_logprobs to {min(listed)}"
-            )
-
-    def _try(self, prompt: list[int]) -> list[Position]:
-        with closing(self._ask(prompt)) as call:
-            found: list[Position] = []
-            for event in call:
-                for choice in event.get("choices") or []:
-                    found += read_choice(choice, self._vocabulary)
-                    if "content" in (choice.get("logprobs") or {}):
-                        # llama-server, which takes ignore_eos to mean that the model must not end at all.
-                        self._extensions.pop("ignore_eos", None)
-                if len(found) >= _PROBE_TOKENS:
-                    break
-            return found
-
-
-def _key(endpoint: Endpoint) -> str | None:
-    if not endpoint.api_key_env:
-        return None
-    key = secret(endpoint.api_key_env)
-    if key is None:
-        raise ModelLoadError(
-            f"the environment variable {endpoint.api_key_env} is not set (endpoint.api_key_env)"
-        )
-    return key
 
 
 def _read(file: Path) -> dict[str, Any]:
