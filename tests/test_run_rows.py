@@ -152,7 +152,7 @@ class EchoRouter:
         if recipe == "wrong.yaml":
             raise InvalidRequest("a wrong recipe")
         model = SimpleNamespace(name="echo", config=ModelConfig(path="nowhere"))
-        self.recipe = SimpleNamespace(name="echo", models=[model])
+        self.recipe = SimpleNamespace(name="echo", models=[model], simulated=())
         self._turns = 8
 
     async def __aenter__(self) -> EchoRouter:

@@ -153,8 +153,14 @@ class RecipeIR:
 
     def reachable(self) -> tuple[str, ...]:
         """Names of the models a request can ever be at, in recipe order."""
+        return self._reached({self.entry, *dict(self.draw)})
+
+    def reachable_from(self, name: str) -> tuple[str, ...]:
+        """Names of the models a request at model ``name`` can still be at, that one included."""
+        return self._reached({name})
+
+    def _reached(self, seen: set[str]) -> tuple[str, ...]:
         names = [model.name for model in self.models]
-        seen = {self.entry, *dict(self.draw)}
         todo = list(seen)
         while todo:
             name = todo.pop()
