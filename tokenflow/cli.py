@@ -123,7 +123,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe file (YAML or Python)")
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a recipe file: YAML, or Python that calls its Recipe 'recipe'"
+    )
     parser.add_argument(
         "--set",
         action="append",
