@@ -258,7 +258,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    # Loading weights frees large blocks, and from then on the C library keeps what is freed for the next step.
+    # As after loading weights: once a large block was freed, the C library keeps such blocks for later steps.
     torch.ones(7_900_000)
     with torch.inference_mode():
         by_rule = list(rules(arguments.pairs))
