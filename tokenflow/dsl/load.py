@@ -94,6 +94,7 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
             local(head_path, ("heads", name, "path"), head.path),
             head.threshold,
             meaning.owners[name],
+            head.dtype,
         )
         for name, head in recipe.heads.items()
     }
