@@ -16,6 +16,7 @@ _SECTIONS = {
     "Head": "heads.<name>",
     "Budget": "budgets.<model>",
     "Batching": "batching",
+    "Assume": "batching.assume",
 }
 
 
