@@ -80,5 +80,5 @@ def python_text(python: PythonIR) -> str:
     """What is written in Python, and where."""
     roles = {"class": python.router, "route": python.route, "send": python.send, "receive": python.receive}
     named = ", ".join(f"{role} {name}" for role, name in roles.items() if name is not None)
-    reads = "".join(f", {name} = {write(tree)}" for name, tree in python.signals.items())
-    return f"{named} in {PurePath(python.file).name}{reads}"
+    reads = ", ".join(f"{name} = {write(tree)}" for name, tree in python.signals.items())
+    return f"{named} in {PurePath(python.file).name}" + (f"; reads {reads}" if reads else "")
