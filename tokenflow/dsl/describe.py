@@ -37,7 +37,8 @@ def describe(recipe: RecipeIR) -> str:
     if recipe.rollback:
         verifying = [model.name for model in recipe.models if model.config.verify]
         checked = f", checked by {', '.join(verifying)}" if verifying else ""
-        lines.append(f"rollback: up to {recipe.rollback} tentative tokens{checked}")
+        step = f", the last step by {write(recipe.rollback_to)}" if recipe.rollback_to else ""
+        lines.append(f"rollback: up to {recipe.rollback} tentative tokens{step}{checked}")
     thresholds = ", ".join(f"{name} {count}" for name, count in recipe.batching.thresholds.items())
     lines.append(f"batching: {recipe.batching.policy}, thresholds {thresholds}")
     return "\n".join(lines)
