@@ -52,6 +52,9 @@ class System(Protocol):
     def slowest_step_s(self) -> float:
         """Typical duration of the slowest model's step."""
 
+    def began(self) -> None:
+        """A step was sent to a worker."""
+
     def observe(self, model: str, step: Step, done: StepDone) -> None:
         """A step was run."""
 
@@ -87,6 +90,7 @@ class ModelActor:
         self._slots = slots
         self._mailbox: Mailbox[Sequence] = Mailbox(lambda: self.threshold, self._patience_s)
         self._news: list[Sequence] = []
+        self._run: list[tuple[Step, StepDone]] = []
         self._sent: dict[int, int] = {}
         self._drops: list[int] = []
         self._truncates: dict[int, int] = {}
@@ -159,16 +163,21 @@ class ModelActor:
             batch = await self._mailbox.take(self._slots)
             step = self._compose(batch)
             answer = self.worker.step(step)
-            self._tell()
+            self._system.began()
+            loop.call_soon(self._tell)
             try:
                 done = await answer
             except TokenflowError:
                 return  # the system hears of the death from the worker itself
-            self._count(done)
-            self._system.observe(self.model.name, step, done)
             self._settle_all({sequence.id: sequence for sequence in batch}, done)
+            self._run.append((step, done))
 
     def _tell(self) -> None:
+        """What need not happen between a reply and the next step."""
+        run, self._run = self._run, []
+        for step, done in run:
+            self._count(done)
+            self._system.observe(self.model.name, step, done)
         news, self._news = self._news, []
         for sequence in news:
             sequence.listener.wake(sequence)

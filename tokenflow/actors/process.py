@@ -60,6 +60,11 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         """The worker's process id; 0 before it was started."""
         return self._process.get_pid() if self._process else 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step is on its way."""
+        return self._step is not None and not self._step.done()
+
     async def start(self, tasks: TaskGroup) -> Ready:
         """Start the process and wait until its model is loaded.
 

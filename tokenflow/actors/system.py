@@ -15,12 +15,15 @@ from anyio.abc import TaskGroup
 from tokenflow.actors.budgets import Budgets
 from tokenflow.actors.ledger import Ledger, Pool
 from tokenflow.actors.model import ModelActor
+from tokenflow.actors.poll import Poller
 from tokenflow.actors.process import WorkerProcess
 from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.thresholds import feasible
+from tokenflow.dsl.assume import destinations
 from tokenflow.dsl.ir import ModelIR, PythonIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
 from tokenflow.errors import ModelLoadError, RequestCancelled, RouterClosed, TokenflowError
+from tokenflow.settings import settings
 from tokenflow.types import FinishReason
 from tokenflow.wire.messages import VERSION, HeadSpec, Hello, PythonSpec, Ready, RouteRule, Step, StepDone
 
@@ -57,6 +60,7 @@ class ActorSystem:
         self._models = [recipe.model(name) for name in recipe.reachable()]
         self._workers: list[WorkerProcess] = []
         self._ledger = Ledger({})
+        self._poller: Poller | None = None
         self._queue: deque[Sequence] = deque()
         self._active: dict[int, Sequence] = {}
 
@@ -92,6 +96,9 @@ class ActorSystem:
         }
         self._ledger = Ledger(pools)
         self.context_length = min(facts.context_length for facts in ready)
+        poll = settings().poll
+        if poll or (poll is None and all(facts.device != "cpu" for facts in ready)):
+            self._poller = Poller(lambda: any(worker.busy for worker in self._workers))
         for model, worker in zip(self._models, self._workers, strict=True):
             actor = ModelActor(self.recipe, model, worker, self, pools[model.name].slots)
             self.actors[model.code] = actor
@@ -169,6 +176,11 @@ class ActorSystem:
         """Typical duration of the slowest model's step."""
         return max(actor.counters.step_average_s for actor in self.actors.values())
 
+    def began(self) -> None:
+        """A step was sent to a worker."""
+        if self._poller is not None:
+            self._poller.start()
+
     def observe(self, model: str, step: Step, done: StepDone) -> None:
         """A step was run."""
         if self._observer is not None:
@@ -232,6 +244,7 @@ class ActorSystem:
             ),
             python=_python_spec(recipe.python.get(model.name), codes),
             models=len(recipe.models),
+            destinations=destinations(recipe, model.name) if model.config.engine == "sim" else (),
         )
 
     def _check(self, model: ModelIR, facts: Ready) -> None:
