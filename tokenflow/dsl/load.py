@@ -14,8 +14,9 @@ from tokenflow.dsl.meaning import Meaning
 from tokenflow.dsl.overrides import apply_overrides
 from tokenflow.dsl.paths import head_path, model_path, trace_path
 from tokenflow.dsl.recipe import Recipe as PythonRecipe
-from tokenflow.dsl.schema import Model, Recipe, validate
+from tokenflow.dsl.schema import Model, Recipe
 from tokenflow.dsl.source import Document, read_file, read_mapping
+from tokenflow.dsl.validate import validate
 from tokenflow.dsl.wording import Path as DocumentPath
 from tokenflow.errors import RecipeError
 from tokenflow.types import EndpointConfig, ModelConfig
