@@ -237,6 +237,10 @@ class ModelConfig:
     :param tensor_parallel: devices that share the model (``sglang`` engine).
     :param verify: check tentative tokens: keep those that are this model's own choice, and write the first
         that is not.
+    :param load_timeout: seconds that loading may take.
+    :param step_timeout: seconds that one step may take; a worker that takes longer is replaced.
+    :param restarts: how often in a row the worker is replaced without having completed a step; after that
+        the model is given up.
     """
 
     path: str
@@ -251,3 +255,6 @@ class ModelConfig:
     threads: int = 1
     tensor_parallel: int = 1
     verify: bool = False
+    load_timeout: float = 1800.0
+    step_timeout: float = 120.0
+    restarts: int = 5

@@ -19,7 +19,7 @@ FUNCTIONS = "abs, max, min, head, threshold, at, follows, window, momentum"
 TOP_KEYS = "name, description, entry, params, models, heads, routes, draw, budgets, rollback, batching"
 MODEL_KEYS = (
     "path, engine, dtype, device, context_length, kv_cache, max_requests, max_batch_tokens, "
-    "prefix_cache, threads, tensor_parallel, verify"
+    "prefix_cache, threads, tensor_parallel, verify, load_timeout, step_timeout, restarts"
 )
 SEND = '("keep" commits the sampled token, "drop_last" leaves its position to the next model)'
 CONDITION = 'missing a condition: "when" (an expression), "after" (so many tokens) or "at" (a text)'
