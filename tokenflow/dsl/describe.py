@@ -38,6 +38,8 @@ def describe(recipe: RecipeIR) -> str:
         verifying = [model.name for model in recipe.models if model.config.verify]
         checked = f", checked by {', '.join(verifying)}" if verifying else ""
         lines.append(f"rollback: up to {recipe.rollback} tentative tokens{checked}")
+    if recipe.on_failure == "degrade":
+        lines.append("on failure: goes on without a model that is given up")
     thresholds = ", ".join(f"{name} {count}" for name, count in recipe.batching.thresholds.items())
     lines.append(f"batching: {recipe.batching.policy}, thresholds {thresholds}")
     return "\n".join(lines)
@@ -62,7 +64,8 @@ def head_text(head: HeadIR) -> str:
     """What a router head is."""
     where = head.path or "in the model's checkpoint"
     threshold = "stored threshold" if head.threshold is None else f"threshold {head.threshold:.12g}"
-    return f"{head.name}: {head.kind} for {head.model}, {where}, {threshold}"
+    dtype = "" if head.dtype == "float32" else f", {head.dtype}"
+    return f"{head.name}: {head.kind} for {head.model}, {where}, {threshold}{dtype}"
 
 
 def budget_text(budget: BudgetIR) -> str:
@@ -79,4 +82,5 @@ def python_text(python: PythonIR) -> str:
     """What is written in Python, and where."""
     roles = {"class": python.router, "route": python.route, "send": python.send, "receive": python.receive}
     named = ", ".join(f"{role} {name}" for role, name in roles.items() if name is not None)
-    return f"{named} in {PurePath(python.file).name}"
+    reads = "".join(f", {name} = {write(tree)}" for name, tree in python.signals.items())
+    return f"{named} in {PurePath(python.file).name}{reads}"

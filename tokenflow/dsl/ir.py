@@ -12,6 +12,7 @@ from tokenflow.types import ModelConfig
 Send = Literal["keep", "drop_last"]
 Policy = Literal["auto", "fixed"]
 OnFailure = Literal["fail", "degrade"]
+HeadDtype = Literal["float32", "bfloat16", "float16"]
 HeadKind = Literal["r2r", "citer", "co_llm"]
 
 Expr = tuple[object, ...]
@@ -54,7 +55,8 @@ class HeadIR:
     """A learned router head, which reads the states of one ``model``.
 
     ``path`` is a local file or directory, made absolute, or text for the hub; empty where the head is part
-    of the model's own checkpoint (``co_llm``).  Without a ``threshold`` the one stored with it counts.
+    of the model's own checkpoint (``co_llm``).  Without a ``threshold`` the one stored with it counts.  It
+    computes in ``dtype``.
     """
 
     name: str
@@ -62,6 +64,7 @@ class HeadIR:
     path: str
     threshold: float | None
     model: str
+    dtype: HeadDtype = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class PythonIR:
 
     ``route``, ``send`` and ``receive`` name functions.  ``router`` names a class that has all three as
     methods; ``peer`` is the model that its instances know as ``peer_idx``.  ``heads`` names the router
-    heads that the route reads.
+    heads that the route reads, and ``signals`` holds expressions that it reads by name.
     """
 
     file: str
@@ -88,6 +91,7 @@ class PythonIR:
     router: str | None = None
     peer: str | None = None
     heads: tuple[str, ...] = ()
+    signals: Mapping[str, Expr] = field(default_factory=dict)
 
     @property
     def routes(self) -> bool:
