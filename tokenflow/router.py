@@ -179,7 +179,7 @@ class Router:
     ) -> tuple[Request, Reader]:
         assert self._system is not None and self._members is not None
         members = self._members
-        tokenizer = members.tokenizers[self.recipe.entry]
+        tokenizer = members.tokenizer
         if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
             tokens = await to_thread.run_sync(
                 encode, prompt, tokenizer, members.vocab_limit, abandon_on_cancel=True

@@ -9,6 +9,8 @@ from functools import cache
 
 from tokenflow.errors import TokenflowError
 
+_POLL = {"": None, "on": True, "off": False}
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -16,11 +18,14 @@ class Settings:
 
     :param hub_offline: ``HF_HUB_OFFLINE``: never ask the model hub.
     :param no_color: ``NO_COLOR``: plain terminal output.
+    :param poll: ``TOKENFLOW_POLL``, ``on`` or ``off``: whether the router's event loop stays awake while
+        models compute; without it, it does if none of them computes on this machine's CPU.
     :param log_level: ``TOKENFLOW_LOG_LEVEL``: level of the ``tokenflow`` logger.
     """
 
     hub_offline: bool
     no_color: bool
+    poll: bool | None
     log_level: str
 
 
@@ -31,9 +36,13 @@ def settings() -> Settings:
     if level not in logging.getLevelNamesMapping():
         known = ", ".join(name.lower() for name in logging.getLevelNamesMapping())
         raise TokenflowError(f"TOKENFLOW_LOG_LEVEL is {level.lower()!r}; it must be one of {known}")
+    poll = os.environ.get("TOKENFLOW_POLL", "").lower()
+    if poll not in _POLL:
+        raise TokenflowError(f"TOKENFLOW_POLL is {poll!r}; it must be on or off")
     return Settings(
         hub_offline=os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"},
         no_color=bool(os.environ.get("NO_COLOR")),
+        poll=_POLL[poll],
         log_level=level,
     )
 

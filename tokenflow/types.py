@@ -191,7 +191,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished response."""
+    """A finished response.
+
+    ``simulated`` says that a model that may have written to it was simulated: its text means nothing, and its
+    timing is that of the recipe.
+    """
 
     text: str
     tokens: tuple[Token, ...]
@@ -199,6 +203,7 @@ class Completion:
     usage: Usage
     timing: Timing
     seed: int
+    simulated: bool = False
 
     @property
     def token_ids(self) -> list[int]:
@@ -224,8 +229,8 @@ class StreamEvent:
 class ModelConfig:
     """How one member of a recipe is loaded and run; the keys of ``models.<name>`` in a recipe.
 
-    :param path: a local directory in Hugging Face layout, or a hub id.
-    :param engine: name of the engine that runs it.
+    :param path: a local directory in Hugging Face layout, or a hub id; ``sim`` needs none.
+    :param engine: name of the engine that runs it; ``sim`` runs no model and sleeps as long as one would.
     :param dtype: ``auto`` (as stored), ``float32``, ``bfloat16`` or ``float16``.
     :param device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:<n>``.
     :param context_length: most tokens of one request (prompt and output); by default the model's own.
@@ -237,13 +242,18 @@ class ModelConfig:
     :param tensor_parallel: devices that share the model (``sglang`` engine).
     :param verify: check tentative tokens: keep those that are this model's own choice, and write the first
         that is not.
+    :param latency_ms: how long a step of ``sim`` takes, in ms: a number, or a table by batch size, linear
+        between its entries and constant beyond them.
+    :param routing: share of a ``sim`` model's steps after which the request goes to each other model: a
+        number or the name of a param.
+    :param trace: recorded responses whose routes ``sim`` repeats: a file of ``tokenflow run --output``.
     :param load_timeout: seconds that loading may take.
     :param step_timeout: seconds that one step may take; a worker that takes longer is replaced.
     :param restarts: how often in a row the worker is replaced without having completed a step; after that
         the model is given up.
     """
 
-    path: str
+    path: str = ""
     engine: str = "torch"
     dtype: str = "auto"
     device: str = "auto"
@@ -255,6 +265,9 @@ class ModelConfig:
     threads: int = 1
     tensor_parallel: int = 1
     verify: bool = False
+    latency_ms: tuple[tuple[int, float], ...] = ()
+    routing: Mapping[str, float | str] = field(default_factory=dict)
+    trace: str = ""
     load_timeout: float = 1800.0
     step_timeout: float = 120.0
     restarts: int = 5

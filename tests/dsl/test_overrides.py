@@ -112,7 +112,10 @@ WRONG = [
     ("models.zzz=x", "models.zzz: unknown model (known: slm, llm)"),
     ("models.llm.engin=torch", 'models.llm.engin: unknown key (did you mean "engine"?)'),
     ("models.llm.thresholds=1", "models.llm.thresholds: unknown key here: it belongs under batching"),
-    ("models.llm.engine=tohrc", 'models.llm.engine: expected one of torch, sglang, got "tohrc" (did you mean "torch"?)'),
+    (
+        "models.llm.engine=tohrc",
+        'models.llm.engine: expected one of torch, sglang, sim, got "tohrc" (did you mean "torch"?)',
+    ),
     ("models.llm.kv_cache=0", "models.llm.kv_cache: must be at least 1, got 0"),
     ("models.llm.path=a/b/c", 'models.llm.path: "a/b/c" is neither a directory nor a hub id (owner/name)'),
     ("models.llm.path.x=3", "models.llm.path.x: models.llm.path is a single value, without keys"),
@@ -160,7 +163,7 @@ def test_an_override_can_mend_a_recipe() -> None:
 def test_an_override_below_a_value_of_the_wrong_type_is_refused() -> None:
     text = changed("{policy: fixed, thresholds: {slm: 1, llm: 2}}", "3")
     assert problems(text, ["batching.policy=auto", "batching.thresholds.llm=2"]) == [
-        "recipe.yaml:12:11: error: batching: expected a mapping with the keys policy, thresholds, got 3",
+        "recipe.yaml:12:11: error: batching: expected a mapping with the keys policy, thresholds, assume, got 3",
         "--set batching.policy=auto: error: batching.policy: cannot be set: batching is 3 in the recipe",
         "--set batching.thresholds.llm=2: error: batching.thresholds: cannot be set: batching is 3 in the recipe",
     ]

@@ -21,7 +21,8 @@ TOP_KEYS = (
 )
 MODEL_KEYS = (
     "path, engine, dtype, device, context_length, kv_cache, max_requests, max_batch_tokens, "
-    "prefix_cache, threads, tensor_parallel, verify, load_timeout, step_timeout, restarts"
+    "prefix_cache, threads, tensor_parallel, verify, latency_ms, routing, trace, load_timeout, step_timeout, "
+    "restarts"
 )
 SEND = '("keep" commits the sampled token, "drop_last" leaves its position to the next model)'
 CONDITION = 'missing a condition: "when" (an expression), "after" (so many tokens) or "at" (a text)'
@@ -160,13 +161,14 @@ MODELS = [
         "dtype: bfloat16",
         "engine: tohrc",
         [
-            '6:36: error: models.llm.engine: expected one of torch, sglang, got "tohrc" (did you mean "torch"?)'
+            "6:36: error: models.llm.engine: expected one of torch, sglang, sim, "
+            'got "tohrc" (did you mean "torch"?)'
         ],
     ),
     (
         "dtype: bfloat16",
         "engine: vllm",
-        ['6:36: error: models.llm.engine: expected one of torch, sglang, got "vllm"'],
+        ['6:36: error: models.llm.engine: expected one of torch, sglang, sim, got "vllm"'],
     ),
     (
         "dtype: bfloat16",
@@ -318,7 +320,10 @@ BATCHING = [
     (
         "policy: fixed",
         "policy: fixd",
-        ['12:20: error: batching.policy: expected one of auto, fixed, got "fixd" (did you mean "fixed"?)'],
+        [
+            "12:20: error: batching.policy: expected one of auto, eager, fixed, planned, lookahead, "
+            'got "fixd" (did you mean "fixed"?)'
+        ],
     ),
     ("policy: fixed", "polcy: fixed", ['12:12: error: batching.polcy: unknown key (did you mean "policy"?)']),
     (
@@ -337,7 +342,7 @@ BATCHING = [
     (
         "{policy: fixed, thresholds: {slm: 1, llm: 2}}",
         "fixed",
-        ['12:11: error: batching: expected a mapping with the keys policy, thresholds, got "fixed"'],
+        ['12:11: error: batching: expected a mapping with the keys policy, thresholds, assume, got "fixed"'],
     ),
     (
         "batching: {",
@@ -481,13 +486,13 @@ def test_a_recipe_given_as_data_is_checked_in_the_same_way() -> None:
     recipe = {
         "name": "pair",
         "entry": "slm",
-        "models": {"slm": {"path": "owner/small", "engin": "torch"}, 3: "x", "llm": b"owner/large"},
+        "models": {"slm": {"path": "owner/small", "engin": "torch"}, None: "x", "llm": b"owner/large"},
         "routes": {"slm": ({"when": "entropi > 1", "to": "llm", "send": "keep"},)},
     }
     with pytest.raises(RecipeError) as caught:
         load_recipe(recipe)
     assert [str(problem) for problem in caught.value.problems] == [
-        "<recipe>: error: models: a key must be text, got 3",
+        "<recipe>: error: models: a key must be text, got nothing",
         '<recipe>: error: models.slm.engin: unknown key (did you mean "engine"?)',
         "<recipe>: error: models.llm: expected a path or a mapping with the keys "
         "path, engine, dtype, ..., got a bytes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tokenflow.dsl.assume import destinations
 from tokenflow.dsl.ir import ModelIR, PythonIR, RecipeIR
 from tokenflow.errors import ModelLoadError
 from tokenflow.wire.messages import VERSION, HeadSpec, Hello, PythonSpec, Ready, RouteRule
@@ -45,6 +46,7 @@ class Handshake:
             ),
             python=_python_spec(recipe.python.get(model.name), codes),
             models=len(recipe.models),
+            destinations=destinations(recipe, model.name) if model.config.engine == "sim" else (),
         )
 
     def check(self, model: str, facts: Ready) -> None:

@@ -62,6 +62,9 @@ class System(Protocol):
     def slowest_step_s(self) -> float:
         """Typical duration of the slowest model's step."""
 
+    def began(self) -> None:
+        """A step was sent to a worker."""
+
     def observe(self, model: str, step: Step, done: StepDone) -> None:
         """A step was run."""
 
@@ -96,6 +99,7 @@ class ModelActor:
         self._slots = slots
         self._mailbox: Mailbox[Sequence] = Mailbox(lambda: self.threshold, self._patience_s)
         self._news: list[Sequence] = []
+        self._run: list[tuple[Step, StepDone]] = []
         self._held = Held(model)
 
     def admit(self, sequence: Sequence) -> None:
@@ -169,7 +173,8 @@ class ModelActor:
             batch = self._isolate(await self._mailbox.take(self._slots))
             step = self._held.step(batch)
             answer = worker.step(step)
-            self._tell()
+            self._system.began()
+            loop.call_soon(self._tell)
             by_handle = {sequence.id: sequence for sequence in batch}
             try:
                 done = await answer
@@ -178,9 +183,8 @@ class ModelActor:
                 await worker.fail(error)
                 self._lost(batch, step, error)
                 return
-            self._count(done)
-            self._system.observe(self.model.name, step, done)
             self._settle_all(by_handle, done)
+            self._run.append((step, done))
 
     def _isolate(self, batch: list[Sequence]) -> list[Sequence]:
         """Those who were there when worker after worker died run alone, until it is seen of whom."""
@@ -208,6 +212,11 @@ class ModelActor:
                 self._mailbox.put(sequence, urgent=True)
 
     def _tell(self) -> None:
+        """What need not happen between a reply and the next step."""
+        run, self._run = self._run, []
+        for step, done in run:
+            self._count(done)
+            self._system.observe(self.model.name, step, done)
         news, self._news = self._news, []
         for sequence in news:
             sequence.listener.wake(sequence)

@@ -57,6 +57,11 @@ class WorkerProcess:
         """The worker's process id; 0 before it was started."""
         return self._child.pid if self._child else 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step is on its way."""
+        return self._step is not None and not self._step.done()
+
     async def start(self, tasks: TaskGroup) -> Ready:
         """Start the process and wait until its model is loaded.
 
@@ -190,6 +195,7 @@ class WorkerProcess:
         code = await self._buried()
         self.error = self.error or self._explain(code)
         self._channel.close()
+        self._answered()
         if not self._stopping:
             self.died.set()
         for waiting in (self._ready, self._step):

@@ -76,6 +76,11 @@ class Supervisor:
         """Process id of the present worker; 0 before it has one."""
         return self._worker.pid
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step is on its way."""
+        return self._worker.busy
+
     async def start(self, tasks: TaskGroup) -> Ready:
         """Start the first worker; whatever is wrong with it is raised.
 

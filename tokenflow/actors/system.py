@@ -21,12 +21,14 @@ from tokenflow.actors.handshake import Handshake
 from tokenflow.actors.ledger import Ledger, Pool
 from tokenflow.actors.model import ModelActor
 from tokenflow.actors.nursery import Nursery
+from tokenflow.actors.poll import Poller
 from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.supervisor import Condition, Supervisor
 from tokenflow.actors.thresholds import feasible
 from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
 from tokenflow.errors import RequestCancelled, RouterClosed, TokenflowError, WorkerDied
+from tokenflow.settings import settings
 from tokenflow.types import FinishReason
 from tokenflow.wire.messages import Ready, Step, StepDone
 
@@ -65,6 +67,7 @@ class ActorSystem:
         self._nursery = Nursery()
         self._left = {model.code for model in self._models}
         self._ledger = Ledger({})
+        self._poller: Poller | None = None
         self._queue: deque[Sequence] = deque()
         self._active: dict[int, Sequence] = {}
 
@@ -106,6 +109,9 @@ class ActorSystem:
         }
         self._ledger = Ledger(pools)
         self.context_length = min(facts.context_length for facts in ready)
+        poll = settings().poll
+        if poll or (poll is None and all(facts.device != "cpu" for facts in ready)):
+            self._poller = Poller(lambda: any(supervisor.busy for supervisor in self._supervisors))
         for model, supervisor in zip(self._models, self._supervisors, strict=True):
             actor = ModelActor(self.recipe, model, supervisor, self, pools[model.name].slots)
             self.actors[model.code] = actor
@@ -201,6 +207,11 @@ class ActorSystem:
         """Typical duration of the slowest model's step."""
         return max(actor.counters.step_average_s for actor in self.actors.values())
 
+    def began(self) -> None:
+        """A step was sent to a worker."""
+        if self._poller is not None:
+            self._poller.start()
+
     def observe(self, model: str, step: Step, done: StepDone) -> None:
         """A step was run."""
         if self._observer is not None:
@@ -209,7 +220,7 @@ class ActorSystem:
     def _launch(self, model: ModelIR) -> Launch:
         """Engines that import little beside torch come from the nursery."""
         engine = model.config.engine
-        forks = nursery.AVAILABLE and (engine == "torch" or ":" in engine)
+        forks = nursery.AVAILABLE and (engine in ("torch", "sim") or ":" in engine)
         return self._nursery.launch if forks else spawn
 
     def _admit(self) -> None:

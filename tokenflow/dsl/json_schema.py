@@ -18,6 +18,8 @@ def recipe_schema() -> str:
     model = schema["$defs"]["Model"]
     for name, text in _settings().items():
         model["properties"][name]["description"] = text
+    # What is not simulated is somewhere.
+    model["anyOf"] = [{"required": ["path"]}, {"required": ["engine", "latency_ms"]}]
     models = schema["properties"]["models"]
     models["additionalProperties"] = {
         "anyOf": [{"type": "string", "minLength": 1}, {"$ref": "#/$defs/Model"}]
@@ -36,8 +38,12 @@ def _tidy(schema: Any) -> Any:
     return {
         key: {name: _tidy(item) for name, item in value.items()} if key == "properties" else _tidy(value)
         for key, value in schema.items()
-        if key != "title" and not (key == "default" and value in ("", 0, None, {}) and value is not False)
+        if key != "title" and not (key == "default" and _unwritable(value))
     }
+
+
+def _unwritable(default: Any) -> bool:
+    return isinstance(default, dict | list) or (default in ("", 0, None) and default is not False)
 
 
 def _settings() -> dict[str, str]:

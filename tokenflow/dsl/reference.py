@@ -15,6 +15,7 @@ _SECTIONS = {
     "Head": "heads.<name>",
     "Budget": "budgets.<model>",
     "Batching": "batching",
+    "Assume": "batching.assume",
 }
 
 

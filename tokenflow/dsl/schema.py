@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tokenflow.dsl.expr import MAX_TEXT
 from tokenflow.dsl.ir import HeadDtype, HeadKind, OnFailure, Policy, Send
@@ -17,7 +17,7 @@ from tokenflow.dsl.source import Document, plain_scalar
 from tokenflow.dsl.wording import Path, closest, did_you_mean, show
 from tokenflow.types import ModelConfig
 
-EngineName = Literal["torch", "sglang"]
+EngineName = Literal["torch", "sglang", "sim"]
 MAX_MODELS = 64
 MAX_ROLLBACK = 64
 NAME_RULE = 'a name of letters, digits, "_" and "-" that begins with a letter'
@@ -35,12 +35,45 @@ def _weight_as_text(value: object) -> object:
     return value if isinstance(value, bool) else _as_text(value)
 
 
+def _as_table(value: object) -> object:
+    """A latency may be one number, which holds for all batch sizes, or a table; it becomes sorted pairs."""
+    table = {1: value} if _is_number(value) else value
+    if not isinstance(table, dict) or not table:
+        raise PydanticCustomError(
+            "told", "expected milliseconds, or a table of them by batch size, as in {1: 6.0, 16: 7.5}"
+        )
+    for batch, latency in table.items():
+        if not re.fullmatch(r"[1-9][0-9]{0,8}", str(batch)):
+            raise PydanticCustomError("told", "batch sizes are whole numbers of at least 1")
+        if not _is_number(latency) or not 0 < latency <= _LONGEST_STEP_MS:
+            raise PydanticCustomError("told", "a step takes more than 0 ms and at most an hour")
+    return tuple(sorted((int(batch), float(latency)) for batch, latency in table.items()))
+
+
+def _as_share(value: object) -> object:
+    """A share of steps, or the name of the param that says it."""
+    if isinstance(value, str) or (_is_number(value) and 0 <= value <= 1):  # type: ignore[operator]
+        return float(value) if not isinstance(value, str) else value  # type: ignore[arg-type]
+    raise PydanticCustomError("told", "expected a share of steps, from 0 to 1, or the name of a param")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_LONGEST_STEP_MS = 3.6e6
+
 Name = Annotated[str, Field(pattern=NAME)]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-3.4e38, le=3.4e38)]
 Seconds = Annotated[float, Field(ge=0.001, le=1e6)]
 Condition = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | bool)]
+Latency = Annotated[
+    tuple[tuple[int, float], ...],
+    BeforeValidator(_as_table, json_schema_input_type=float | dict[int, float]),
+]
+Share = Annotated[Any, BeforeValidator(_as_share, json_schema_input_type=float | str)]
 Weight = Annotated[str, BeforeValidator(_weight_as_text, json_schema_input_type=float | str)]
 
 
@@ -57,7 +90,7 @@ class _Shape(BaseModel):
 class Model(_Shape):
     """How one member is loaded and run."""
 
-    path: Text
+    path: Text = _DEFAULT["path"]
     engine: EngineName = _DEFAULT["engine"]
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _DEFAULT["dtype"]
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = _DEFAULT["device"]
@@ -69,6 +102,9 @@ class Model(_Shape):
     threads: Count = _DEFAULT["threads"]
     tensor_parallel: Count = _DEFAULT["tensor_parallel"]
     verify: bool = _DEFAULT["verify"]
+    latency_ms: Latency = _DEFAULT["latency_ms"]
+    routing: dict[str, Share] = {}
+    trace: Text = _DEFAULT["trace"]
     load_timeout: Seconds = _DEFAULT["load_timeout"]
     step_timeout: Seconds = _DEFAULT["step_timeout"]
     restarts: Annotated[int, Field(ge=0, le=2**31 - 1)] = _DEFAULT["restarts"]
@@ -111,13 +147,32 @@ class Budget(_Shape):
     """At most so many tokens."""
 
 
+class Assume(_Shape):
+    """What batches are planned with where nothing is measured; ``tokenflow plan --measure`` prints it.
+
+    A model that is simulated is planned with what it simulates, unless this says something else.
+    """
+
+    latency_ms: dict[str, Latency] = {}
+    """How long a step takes by model: milliseconds, or a table of them by batch size."""
+    routing: dict[str, dict[str, Share]] = {}
+    """By model: the share of its steps after which a request goes to each other model."""
+    commits: dict[str, dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]] = {}
+    """By model and destination: output tokens of such a step; without it, 1, and 0 where the rule that leads
+    there drops the token."""
+
+
 class Batching(_Shape):
     """How many ready requests a model waits for."""
 
     policy: Policy | None = None
-    """"fixed" takes the thresholds as they are, "auto" chooses them."""
+    """"eager" starts with what is ready, "fixed" waits for the thresholds given, "planned" plans them once
+    from what is assumed; "lookahead" and "auto" measure while they serve and plan again: "lookahead" also
+    holds a batch back for requests that are about to arrive, "auto" does where that is faster."""
     thresholds: dict[str, Count] = {}
-    """Ready requests by model; 1 where nothing is said."""
+    """Ready requests by model for "fixed"; 1 where nothing is said."""
+    assume: Assume = Assume()
+    """What is planned with until it is measured."""
 
 
 class Recipe(_Shape):
@@ -313,6 +368,7 @@ _MESSAGES: dict[str, Callable[[Path, ErrorDetails], str]] = {
     "string_too_short": lambda path, error: "must not be empty",
     "string_too_long": _bound("at most", "max_length", " characters long"),
     "finite_number": _expected("a finite number"),
+    "told": lambda path, error: f"{error['msg']}; got {show(error['input'])}",
     "greater_than_equal": _bound("at least", "ge"),
     "less_than_equal": _bound("at most", "le"),
     "too_short": lambda path, error: "at least one model is needed",
