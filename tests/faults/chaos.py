@@ -37,8 +37,9 @@ from tokenflow.engines.base import Engine, EngineInfo, Extend, Opened, Scores, S
 from tokenflow.engines.load import load_engine
 from tokenflow.errors import EngineError, ModelLoadError
 from tokenflow.types import ModelConfig
-from tokenflow.wire.channel import WorkerChannel
-from tokenflow.wire.messages import StepDone, ToRouter
+from tokenflow.wire.channel import encode
+from tokenflow.wire.messages import StepDone
+from tokenflow.worker import loop
 
 ENGINE = f"{Path(__file__)}:ChaosEngine"
 
@@ -148,20 +149,17 @@ def _run_out_of_memory() -> None:
 
 def _send_garbage() -> None:
     """The next answer is no message."""
-    WorkerChannel.send = lambda self, message: self._socket.sendall(b"\xff\xff\xff\xff")  # type: ignore[method-assign]
+    loop.encode = lambda message: b"\xff\xff\xff\xff"
 
 
 def _send_stray() -> None:
-    """The next answer is about a request that was not asked for."""
-    send = WorkerChannel.send
+    """The next answer is about requests that were not asked for."""
 
-    def lie(self: WorkerChannel, message: ToRouter) -> None:
-        if isinstance(message, StepDone):
-            rows = [msgspec.structs.replace(row, handle=row.handle + 1000) for row in message.rows]
-            message = msgspec.structs.replace(message, rows=rows)
-        send(self, message)
+    def lie(done: StepDone) -> bytes:
+        rows = [msgspec.structs.replace(row, handle=row.handle + 1000) for row in done.rows]
+        return encode(msgspec.structs.replace(done, rows=rows))
 
-    WorkerChannel.send = lie  # type: ignore[method-assign]
+    loop.encode = lie
 
 
 FAULTS = {

@@ -218,9 +218,9 @@ class ActorSystem:
             self._observer(model, step, done)
 
     def _launch(self, model: ModelIR) -> Launch:
-        """Engines that import little beside torch come from the nursery."""
+        """Engines that import torch and little else come from the nursery."""
         engine = model.config.engine
-        forks = nursery.AVAILABLE and (engine in ("torch", "sim") or ":" in engine)
+        forks = nursery.AVAILABLE and (engine == "torch" or ":" in engine)
         return self._nursery.launch if forks else spawn
 
     def _admit(self) -> None:

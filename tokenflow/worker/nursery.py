@@ -35,7 +35,8 @@ class Nursery:
         watch = threading.Thread(target=self._watch)
         watch.start()
         import tokenflow.engines.torch
-        import tokenflow.worker.loop  # noqa: F401
+        import tokenflow.worker.loop
+        import tokenflow.worker.model  # noqa: F401
 
         os.write(self._writing, b"\0")
         watch.join()
