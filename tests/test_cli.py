@@ -63,6 +63,17 @@ def test_text_alone_goes_to_stdout() -> None:
     assert "slm 9" in done.stderr and "hand-offs" in done.stderr
 
 
+@pytest.mark.parametrize("recipe", ["recipes/r_stitch.py", "recipes/r_stitch_classes.py"])
+def test_a_recipe_in_python_runs_as_one_in_yaml_does(recipe: str) -> None:
+    """Its functions and classes are found by the workers, which are processes of their own."""
+    models = {"slm.path": "recipes/demo/small", "llm.path": "recipes/demo/large", "llm.engine": "torch"}
+    models |= {"slm.dtype": "float32", "llm.dtype": "float32", "llm.tensor_parallel": "1"}
+    overrides = [part for key, value in models.items() for part in ("--set", f"models.{key}={value}")]
+    done = run("run", recipe, "93*7=?", "--chat", *overrides)
+    assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"
+    assert "slm 9" in done.stderr and "hand-offs" in done.stderr
+
+
 def test_a_dash_reads_the_prompt_from_stdin() -> None:
     done = run("run", RECIPE, "-", stdin="Q: 93*7=?\nA: ")
     assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"

@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 
 from tokenflow.actors.sequence import Limits
 from tokenflow.actors.sequence import Sequence as Request
+from tokenflow.actors.steps import StepEnd, step_end
 from tokenflow.actors.system import ActorSystem, Observer
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.recipe import Recipe
@@ -70,6 +71,7 @@ class Router:
         self._ids = itertools.count(1)
         self._members: Members | None = None
         self._system: ActorSystem | None = None
+        self._step_end: StepEnd | None = None
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Router:
@@ -95,6 +97,7 @@ class Router:
             await tasks.__aexit__(None, None, None)
             raise
         self._members, self._system, self._tasks = members, system, tasks
+        self._step_end = step_end(members.recipe)
         return self
 
     async def __aexit__(
@@ -200,6 +203,7 @@ class Router:
             listener=reader,
             holder=self._first(seed, sampling.choice, params),
             rollback=self.recipe.rollback,
+            step_end=self._step_end,
         )
         return request, reader
 

@@ -154,6 +154,8 @@ def test_tentative_tokens_and_who_checks_them() -> None:
     recipe = load(CHECKED)
     assert recipe.rollback == 8
     assert [model.config.verify for model in recipe.models] == [False, True]
+    assert recipe.rollback_to is None
+    assert load(CHECKED, r'rollback_to="\n\n"').rollback_to == ("at", "\n\n")
     assert load(GATED).rollback == 0
 
 
@@ -261,8 +263,13 @@ BUDGETS = [
 ]  # fmt: skip
 ROLLBACKS = [
     ("rollback: 8", "rollback: 0", ["6:11: error: rollback: must be at least 1, got 0"]),
-    ("rollback: 8", "rollback: 65", ["6:11: error: rollback: must be at most 64, got 65"]),
+    ("rollback: 8", "rollback: 513", ["6:11: error: rollback: must be at most 512, got 513"]),
     ("rollback: 8", "rollback: all", ['6:11: error: rollback: expected a whole number, got "all"']),
+    ("rollback: 8", 'rollback_to: "x"', [
+        '5:36: error: models.llm.verify: nothing to verify without "rollback: n", the number of tokens that may be tentative',
+        '6:1: error: rollback_to: it needs "rollback: n", the most tokens of a step that may be tentative',
+    ]),
+    ("rollback: 8", 'rollback: 8\nrollback_to: ""', ["7:14: error: rollback_to: must not be empty"]),
     ("rollback: 8", "rollback:", ["6:10: error: rollback: expected a whole number, got nothing"]),
     ("rollback: 8\n", "", ['5:36: error: models.llm.verify: nothing to verify without "rollback: n", the number of tokens that may be tentative']),
     ("verify: true", "verify: false", ['6:1: error: rollback: no model has "verify: true": tentative tokens need one that checks them']),
@@ -300,7 +307,7 @@ WRONG_OVERRIDES = [
     (GATED, "heads.gat.threshold=1", 'heads.gat: unknown head (did you mean "gate"?)'),
     (GATED, "heads.gate.thresholds=1", "heads.gate.thresholds: unknown key here: it belongs under batching"),
     (GATED, "routes.llm[0].after=0", "routes.llm[0].after: must be at least 1, got 0"),
-    (CHECKED, "rollback=99", "rollback: must be at most 64, got 99"),
+    (CHECKED, "rollback=999", "rollback: must be at most 512, got 999"),
 ]
 
 

@@ -17,7 +17,8 @@ PARAM_NAME = 'expected a name of letters, digits and "_" that begins with a lett
 SIGNALS = "entropy, entropy_nats, confidence, margin, logprob, token, position, run_length, draw"
 FUNCTIONS = "abs, max, min, head, threshold, at, follows, window, momentum"
 TOP_KEYS = (
-    "name, description, entry, params, models, heads, routes, draw, budgets, rollback, on_failure, batching"
+    "name, description, entry, params, models, heads, routes, draw, budgets, rollback, rollback_to, "
+    "on_failure, batching"
 )
 MODEL_KEYS = (
     "path, engine, dtype, device, context_length, kv_cache, max_requests, max_batch_tokens, "

@@ -309,7 +309,7 @@ def test_expressions_that_a_route_reads_are_part_of_the_frozen_form() -> None:
         "step": ("at", "\n"),
     }
     assert json.loads(to_json(recipe))["python"]["slm"]["signals"]["step"] == ["at", "\n"]
-    shown = 'route uncertain, send without_last in recipe.py, smooth = momentum(entropy - tau, 0.9), step = at("\\n")'
+    shown = 'route uncertain, send without_last in recipe.py; reads smooth = momentum(entropy - tau, 0.9), step = at("\\n")'
     assert shown in describe(recipe)
 
 

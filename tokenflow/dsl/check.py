@@ -167,6 +167,9 @@ def _check_rollback(document: Document, models: dict[str, Any]) -> None:
     if "rollback" in document.data and not verifying and not receiving:
         message = 'no model has "verify: true": tentative tokens need one that checks them'
         document.report(("rollback",), message, at_key=True)
+    if "rollback_to" in document.data and "rollback" not in document.data:
+        message = 'it needs "rollback: n", the most tokens of a step that may be tentative'
+        document.report(("rollback_to",), message, at_key=True)
     for name in verifying if "rollback" not in document.data else ():
         message = 'nothing to verify without "rollback: n", the number of tokens that may be tentative'
         document.report(("models", name, "verify"), message)

@@ -39,7 +39,8 @@ def describe(recipe: RecipeIR) -> str:
     if recipe.rollback:
         verifying = [model.name for model in recipe.models if model.config.verify]
         checked = f", checked by {', '.join(verifying)}" if verifying else ""
-        lines.append(f"rollback: up to {recipe.rollback} tentative tokens{checked}")
+        step = f", the last step by {write(recipe.rollback_to)}" if recipe.rollback_to else ""
+        lines.append(f"rollback: up to {recipe.rollback} tentative tokens{step}{checked}")
     if recipe.on_failure == "degrade":
         lines.append("on failure: goes on without a model that is given up")
     lines.append(f"batching: {batching_text(recipe.batching)}")
@@ -108,5 +109,5 @@ def python_text(python: PythonIR) -> str:
     """What is written in Python, and where."""
     roles = {"class": python.router, "route": python.route, "send": python.send, "receive": python.receive}
     named = ", ".join(f"{role} {name}" for role, name in roles.items() if name is not None)
-    reads = "".join(f", {name} = {write(tree)}" for name, tree in python.signals.items())
-    return f"{named} in {PurePath(python.file).name}{reads}"
+    reads = ", ".join(f"{name} = {write(tree)}" for name, tree in python.signals.items())
+    return f"{named} in {PurePath(python.file).name}" + (f"; reads {reads}" if reads else "")

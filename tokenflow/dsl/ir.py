@@ -127,8 +127,10 @@ class RecipeIR:
     first, for which :func:`tokenflow.dsl.weights.first_writer` does.  Otherwise it is empty.
 
     Up to ``rollback`` tokens at the end of the output are tentative until a model with ``verify`` has seen
-    them.  ``on_failure`` says what happens when a model is given up: every request fails, or the other
-    models go on without it.  ``source`` is the file that the recipe came from, empty if there is none.
+    them.  With ``rollback_to``, an ``at`` condition that holds where a step ends, what comes before the last
+    step is final all the same.  ``on_failure`` says what happens when a model is given up: every request
+    fails, or the other models go on without it.  ``source`` is the file that the recipe came from, empty if
+    there is none.
     """
 
     name: str
@@ -142,6 +144,7 @@ class RecipeIR:
     draw: tuple[tuple[str, Expr], ...] = ()
     budgets: Mapping[str, BudgetIR] = field(default_factory=dict)
     rollback: int = 0
+    rollback_to: Expr | None = None
     on_failure: OnFailure = "fail"
     source: str = ""
     description: str = ""

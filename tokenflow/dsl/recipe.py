@@ -62,6 +62,7 @@ class Recipe:
     :param draw: weights by model, as in YAML: every token's writer is drawn.
     :param budgets: what a model may write at most, as in YAML.
     :param rollback: how many tokens at the end of the output are tentative.
+    :param rollback_to: a text that ends a step, as in YAML: what comes before the last step is final.
     :param on_failure: as in YAML, ``fail`` or ``degrade``.
     :param description: one sentence for people.
     """
@@ -77,6 +78,7 @@ class Recipe:
         draw: Mapping[str, Any] | None = None,
         budgets: Mapping[str, Any] | None = None,
         rollback: int | None = None,
+        rollback_to: str | None = None,
         on_failure: str | None = None,
         description: str | None = None,
     ) -> None:
@@ -90,6 +92,7 @@ class Recipe:
             "draw": draw,
             "budgets": budgets,
             "rollback": rollback,
+            "rollback_to": rollback_to,
             "on_failure": on_failure,
         }
         self.data = {key: value for key, value in given.items() if value is not None}

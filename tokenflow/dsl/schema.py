@@ -19,7 +19,7 @@ from tokenflow.types import ModelConfig
 
 EngineName = Literal["torch", "sglang", "sim"]
 MAX_MODELS = 64
-MAX_ROLLBACK = 64
+MAX_ROLLBACK = 512
 NAME_RULE = 'a name of letters, digits, "_" and "-" that begins with a letter'
 NAME = r"^[A-Za-z][A-Za-z0-9_-]*$"
 
@@ -200,6 +200,8 @@ class Recipe(_Shape):
     """What models may write at most of one response."""
     rollback: Annotated[int, Field(ge=1, le=MAX_ROLLBACK)] = 0
     """How many of the last tokens may be tentative, until a model with verify has checked them."""
+    rollback_to: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)] = ""
+    """A text that ends a step: only the last step is tentative, as a whole, until the next one begins."""
     on_failure: OnFailure = "fail"
     """When a model's workers keep dying: "fail" ends every request, "degrade" goes on with the others."""
     batching: Batching = Batching()
