@@ -11,6 +11,7 @@ from tokenflow.dsl.ir import RecipeIR
 from tokenflow.text.bytes import byte_tokenizer
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.vocabulary import require_same_vocabulary
+from tokenflow.types import EndpointConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Members:
     ``tokenizer`` reads prompts: the entry's, or one of bytes where all models are simulated.  Ids from
     ``vocab_limit`` on are shared by no tokenizer and never used.  ``eos_token_ids`` is the union over the
     models: any of them may end a response, whichever model wrote it.  ``fingerprints`` are SHA-256 sums
-    of ``tokenizer.json``.
+    of ``tokenizer.json``, and ``endpoints`` where models run that are reached over HTTP.
     """
 
     recipe: RecipeIR
@@ -29,6 +30,7 @@ class Members:
     vocab_limit: int
     eos_token_ids: tuple[int, ...]
     fingerprints: Mapping[str, str]
+    endpoints: Mapping[str, EndpointConfig]
 
 
 def load_members(recipe: RecipeIR) -> Members:
@@ -41,7 +43,11 @@ def load_members(recipe: RecipeIR) -> Members:
     :raises RecipeError: if a rule waits for a text that the vocabulary cannot write.
     """
     names = [name for name in recipe.reachable() if name not in recipe.simulated]
-    paths = {name: hub.resolve(recipe.model(name).config.path) for name in names}
+    configs = {name: recipe.model(name).config for name in names}
+    endpoints = {name: config.endpoint for name, config in configs.items() if config.endpoint is not None}
+    paths = {
+        name: hub.resolve(config.path, weights=name not in endpoints) for name, config in configs.items()
+    }
     tokenizers = {name: Tokenizer.load(path) for name, path in paths.items()} or {"": byte_tokenizer()}
     vocab_limit = require_same_vocabulary(tokenizers)
     # The vocabulary is one; a simulated entry has no tokenizer of its own, and any member's will do.
@@ -64,4 +70,5 @@ def load_members(recipe: RecipeIR) -> Members:
         vocab_limit=vocab_limit,
         eos_token_ids=tuple(sorted(token for token in eos if token < vocab_limit)),
         fingerprints={name: tokenizers[name].fingerprint for name in names},
+        endpoints=endpoints,
     )

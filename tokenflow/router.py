@@ -24,7 +24,7 @@ from tokenflow.dsl.recipe import Recipe
 from tokenflow.dsl.weights import first_writer
 from tokenflow.errors import ContextTooLong, InvalidRequest, RouterClosed
 from tokenflow.members import Members, load_members
-from tokenflow.prompts import Prompt, check_known_ids, encode, param_values, sampling_params
+from tokenflow.prompts import Prompt, check_endpoints, check_known_ids, encode, param_values, sampling_params
 from tokenflow.random import DRAW, uniform
 from tokenflow.response import Reader, Response
 from tokenflow.types import Completion, SamplingParams
@@ -190,6 +190,7 @@ class Router:
         else:
             tokens = encode(prompt, tokenizer, members.vocab_limit)
         check_known_ids(sampling, members.vocab_limit)
+        check_endpoints(sampling, members.endpoints)
         limits = self._limits(len(tokens), sampling)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         reader = Reader(tokenizer, sampling.stop)

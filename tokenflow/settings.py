@@ -47,6 +47,11 @@ def settings() -> Settings:
     )
 
 
+def secret(name: str) -> str | None:
+    """The value of an environment variable that a recipe names, a key say; None if it is not set."""
+    return os.environ.get(name)
+
+
 def worker_environment(threads: int) -> dict[str, str]:
     """The environment of a worker process that may use ``threads`` cores.
 
@@ -63,3 +68,13 @@ def limit_threads(threads: int) -> None:
 
 def _thread_limits(threads: int) -> dict[str, str]:
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+
+
+def prepare_sglang(*, cpu: bool) -> None:
+    """Set what SGLang reads from the environment, before it is imported; what the user has set stays.
+
+    ``cpu`` makes it take its CPU code paths; otherwise these are what its own launcher sets for CUDA.
+    """
+    cuda = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+    for name, value in ({"SGLANG_USE_CPU_ENGINE": "1"} if cpu else cuda).items():
+        os.environ.setdefault(name, value)

@@ -226,6 +226,31 @@ class StreamEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointConfig:
+    """Where a model runs that is reached over HTTP (``openai`` engine); ``models.<name>.endpoint``.
+
+    :param base_url: of the OpenAI-compatible interface, up to ``/v1``.
+    :param model_id: the model's name there; empty takes the first that the endpoint lists.
+    :param api_key_env: environment variable that holds the key; empty sends none.
+    :param top_logprobs: most probable tokens that are asked for at each position; 0 for an endpoint that
+        reports none.
+    :param span: tokens asked for in one call; those after a hand-off are thrown away.
+    :param concurrency: calls that are open at once.
+    :param timeout_s: longest wait for an answer, and for each next piece of it.
+    :param retries: further attempts after an error that may pass, with growing pauses.
+    """
+
+    base_url: str
+    model_id: str = ""
+    api_key_env: str = ""
+    top_logprobs: int = 20
+    span: int = 8
+    concurrency: int = 16
+    timeout_s: float = 60.0
+    retries: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """How one member of a recipe is loaded and run; the keys of ``models.<name>`` in a recipe.
 
@@ -242,6 +267,7 @@ class ModelConfig:
     :param tensor_parallel: devices that share the model (``sglang`` engine).
     :param verify: check tentative tokens: keep those that are this model's own choice, and write the first
         that is not.
+    :param endpoint: where the model runs (``openai`` engine); ``path`` then needs its tokenizer files only.
     :param latency_ms: how long a step of ``sim`` takes, in ms: a number, or a table by batch size, linear
         between its entries and constant beyond them.
     :param routing: share of a ``sim`` model's steps after which the request goes to each other model: a
@@ -265,6 +291,7 @@ class ModelConfig:
     threads: int = 1
     tensor_parallel: int = 1
     verify: bool = False
+    endpoint: EndpointConfig | None = None
     latency_ms: tuple[tuple[int, float], ...] = ()
     routing: Mapping[str, float | str] = field(default_factory=dict)
     trace: str = ""

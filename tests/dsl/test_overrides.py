@@ -115,7 +115,7 @@ WRONG = [
     ("models.llm.thresholds=1", "models.llm.thresholds: unknown key here: it belongs under batching"),
     (
         "models.llm.engine=tohrc",
-        'models.llm.engine: expected one of torch, sglang, sim, got "tohrc" (did you mean "torch"?)',
+        'models.llm.engine: expected one of torch, sglang, openai, sim, got "tohrc" (did you mean "torch"?)',
     ),
     ("models.llm.kv_cache=0", "models.llm.kv_cache: must be at least 1, got 0"),
     ("models.llm.path=a/b/c", 'models.llm.path: "a/b/c" is neither a directory nor a hub id (owner/name)'),

@@ -22,8 +22,8 @@ TOP_KEYS = (
 )
 MODEL_KEYS = (
     "path, engine, dtype, device, context_length, kv_cache, max_requests, max_batch_tokens, "
-    "prefix_cache, threads, tensor_parallel, verify, latency_ms, routing, trace, load_timeout, step_timeout, "
-    "restarts"
+    "prefix_cache, threads, tensor_parallel, verify, endpoint, latency_ms, routing, trace, load_timeout, "
+    "step_timeout, restarts"
 )
 SEND = '("keep" commits the sampled token, "drop_last" leaves its position to the next model)'
 CONDITION = 'missing a condition: "when" (an expression), "after" (so many tokens) or "at" (a text)'
@@ -162,14 +162,14 @@ MODELS = [
         "dtype: bfloat16",
         "engine: tohrc",
         [
-            "6:36: error: models.llm.engine: expected one of torch, sglang, sim, "
+            "6:36: error: models.llm.engine: expected one of torch, sglang, openai, sim, "
             'got "tohrc" (did you mean "torch"?)'
         ],
     ),
     (
         "dtype: bfloat16",
         "engine: vllm",
-        ['6:36: error: models.llm.engine: expected one of torch, sglang, sim, got "vllm"'],
+        ['6:36: error: models.llm.engine: expected one of torch, sglang, openai, sim, got "vllm"'],
     ),
     (
         "dtype: bfloat16",

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from tokenflow.dsl.batching import check_batching
+from tokenflow.dsl.endpoints import check_endpoints
 from tokenflow.dsl.expr import RESERVED, SIGNALS
 from tokenflow.dsl.meaning import Meaning, mapping, read_meaning, rules_of
 from tokenflow.dsl.paths import head_path, model_path
@@ -41,6 +42,7 @@ def check(document: Document) -> Meaning:
             _check_reach(document, models, entry, destinations)
         _check_budgets(document, models, entry)
         _check_rollback(document, models)
+        check_endpoints(document, models, meaning)
         _check_on_failure(document, models)
     return meaning
 

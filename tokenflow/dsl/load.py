@@ -14,11 +14,12 @@ from tokenflow.dsl.meaning import Meaning
 from tokenflow.dsl.overrides import apply_overrides
 from tokenflow.dsl.paths import head_path, model_path, trace_path
 from tokenflow.dsl.recipe import Recipe as PythonRecipe
-from tokenflow.dsl.schema import Recipe, validate
+from tokenflow.dsl.schema import Model, Recipe
 from tokenflow.dsl.source import Document, read_file, read_mapping
+from tokenflow.dsl.validate import validate
 from tokenflow.dsl.wording import Path as DocumentPath
 from tokenflow.errors import RecipeError
-from tokenflow.types import ModelConfig
+from tokenflow.types import EndpointConfig, ModelConfig
 
 
 def load_recipe(
@@ -62,18 +63,14 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
     def local(find: Callable[[str, Sequence[Path]], str | None], path: DocumentPath, text: str) -> str:
         return (find(text, document.spot(path).folders) or text) if text else ""
 
+    def config(name: str, model: Model) -> ModelConfig:
+        path = local(model_path, ("models", name, "path"), model.path)
+        trace = local(trace_path, ("models", name, "trace"), model.trace)
+        endpoint = None if model.endpoint is None else EndpointConfig(**model.endpoint.model_dump())
+        return ModelConfig(**{**model.model_dump(), "path": path, "trace": trace, "endpoint": endpoint})
+
     models = tuple(
-        ModelIR(
-            name,
-            code,
-            ModelConfig(
-                **{
-                    **model.model_dump(),
-                    "path": local(model_path, ("models", name, "path"), model.path),
-                    "trace": local(trace_path, ("models", name, "trace"), model.trace),
-                }
-            ),
-        )
+        ModelIR(name, code, config(name, model))
         for code, (name, model) in enumerate(recipe.models.items(), start=1)
     )
     routes = {

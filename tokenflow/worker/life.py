@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import select
 import signal
 import socket
 import sys
 import threading
 from typing import NoReturn
 
-_EXIT_ORPHAN = 3
+from tokenflow.wire.watch import exit_with
 
 
 def prepare() -> None:
@@ -33,21 +32,10 @@ def live(sock: socket.socket) -> NoReturn:
     faulthandler.register(signal.SIGUSR1)
     # A program that an engine starts must not keep the channel open beyond this process.
     sock.set_inheritable(False)
-    threading.Thread(target=_exit_with_router, args=(sock.fileno(),), daemon=True).start()
+    threading.Thread(target=exit_with, args=(sock.fileno(),), daemon=True).start()
     from tokenflow.worker.loop import serve
 
     code = serve(sock)
     # Nothing is left to tidy up, and unloading torch would take longer than loading it.
     sys.stderr.flush()
     os._exit(code)
-
-
-def _exit_with_router(fd: int) -> None:
-    """Leave as soon as the router's end of the socket is gone, whatever the main thread is doing."""
-    poll = select.poll()
-    poll.register(fd, HANGUP)
-    poll.poll()
-    os._exit(_EXIT_ORPHAN)
-
-
-HANGUP = select.POLLHUP | getattr(select, "POLLRDHUP", 0)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from tokenflow.engines.base import Engine, Extend
+from tokenflow.engines.base import Engine, Extend, StepOutput
 from tokenflow.engines.load import load_engine
 from tokenflow.engines.sampling import Sampler, unusable_rows
-from tokenflow.errors import EngineError, NonFiniteLogits, ProtocolError, RouteFailed
+from tokenflow.errors import EndpointFailed, EngineError, NonFiniteLogits, ProtocolError, RouteFailed
 from tokenflow.wire.messages import (
     VERSION,
     Hello,
@@ -92,20 +92,28 @@ class ModelWorker:
             residents.append(resident)
             cached += saved
         shares = plan(residents, self._hello.config.max_batch_tokens)
-        extends = [
-            _extend(resident, share) for resident, share in zip(residents, shares, strict=True) if share
-        ]
+        running = [index for index, share in enumerate(shares) if share]
+        extends = [_extend(residents[index], shares[index]) for index in running]
         before = time.monotonic()
         output = self.engine.step(extends)
         forward_s = time.monotonic() - before
+        broken = {running[index]: why for index, why in output.failed.items()}
+        failed = [_endpoint_failed(step.rows[index], residents[index], why) for index, why in broken.items()]
+        whole = [index for index in range(len(residents)) if index not in broken]
         with torch.inference_mode():
-            done, failed = self._finish(step.rows, residents, output.logits.float(), output.hidden)
+            done, unusable = self._finish(
+                [step.rows[index] for index in whole],
+                [residents[index] for index in whole],
+                output,
+            )
+        failed += unusable
         return StepDone(step.id, done, failed, started, time.monotonic(), forward_s, sum(shares), cached)
 
     def _finish(
-        self, rows: list[Row], residents: list[Resident], logits: torch.Tensor, hidden: torch.Tensor
+        self, rows: list[Row], residents: list[Resident], output: StepOutput
     ) -> tuple[list[RowDone], list[RowFailed]]:
-        """Sample and route the rows whose extension is complete; the tensors hold their wanted positions."""
+        """Sample and route the rows whose extension is complete; ``output`` holds their wanted positions."""
+        logits, hidden, known = output.logits.float(), output.hidden, output.known
         pairs = list(zip(rows, residents, strict=True))
         done = [
             RowDone(row.handle, row.epoch, resident.fed, -1) for row, resident in pairs if resident.pending
@@ -123,12 +131,16 @@ class ModelWorker:
             kept = [row for index, span in enumerate(spans) if index not in bad for row in span]
             complete = [pair for index, pair in enumerate(complete) if index not in bad]
             logits, hidden = logits[kept], hidden[kept]
+            known = None if known is None else known[kept]
         if not complete:
             return done, failed
         if any(resident.check for _, resident in complete):
             kept = self._check([resident for _, resident in complete], logits)
             logits, hidden = logits[kept], hidden[kept]
-        sampled = self._sampler(logits, [resident.draw for _, resident in complete])
+        draws = [resident.draw for _, resident in complete]
+        if known is not None:
+            draws = [draw.among(count) for draw, count in zip(draws, known.tolist(), strict=True)]
+        sampled = self._sampler(logits, draws)
         try:
             decided = self._route(complete, [token for token, _, _ in sampled], logits, hidden)
         except RouteFailed as error:
@@ -198,6 +210,11 @@ def _extend(resident: Resident, share: int) -> Extend:
     if resident.pending:
         return Extend(resident.slot, tokens, "none")
     return Extend(resident.slot, tokens, "last" if not resident.check else "all")
+
+
+def _endpoint_failed(row: Row, resident: Resident, why: str) -> RowFailed:
+    text = f"{why} (at output position {resident.position})"
+    return RowFailed(row.handle, row.epoch, resident.fed, EndpointFailed.__name__, text)
 
 
 def _route_failed(row: Row, resident: Resident, error: RouteFailed) -> RowFailed:

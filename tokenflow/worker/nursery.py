@@ -19,7 +19,8 @@ from typing import NoReturn
 
 from tokenflow.settings import limit_threads
 from tokenflow.wire.nursery import MAX_PACKET, Exited, Forked, Warm, decode_fork, encode
-from tokenflow.worker.life import HANGUP, live, prepare
+from tokenflow.wire.watch import HANGUP
+from tokenflow.worker.life import live, prepare
 
 
 class Nursery:
