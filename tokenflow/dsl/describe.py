@@ -41,6 +41,8 @@ def describe(recipe: RecipeIR) -> str:
         checked = f", checked by {', '.join(verifying)}" if verifying else ""
         step = f", the last step by {write(recipe.rollback_to)}" if recipe.rollback_to else ""
         lines.append(f"rollback: up to {recipe.rollback} tentative tokens{step}{checked}")
+    if recipe.on_failure == "degrade":
+        lines.append("on failure: goes on without a model that is given up")
     lines.append(f"batching: {batching_text(recipe.batching)}")
     return "\n".join(lines)
 

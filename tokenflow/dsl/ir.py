@@ -11,6 +11,7 @@ from tokenflow.types import ModelConfig
 
 Send = Literal["keep", "drop_last"]
 Policy = Literal["auto", "eager", "fixed", "planned", "lookahead"]
+OnFailure = Literal["fail", "degrade"]
 HeadDtype = Literal["float32", "bfloat16", "float16"]
 HeadKind = Literal["r2r", "citer", "co_llm"]
 
@@ -127,7 +128,9 @@ class RecipeIR:
 
     Up to ``rollback`` tokens at the end of the output are tentative until a model with ``verify`` has seen
     them.  With ``rollback_to``, an ``at`` condition that holds where a step ends, what comes before the last
-    step is final all the same.  ``source`` is the file that the recipe came from, empty if there is none.
+    step is final all the same.  ``on_failure`` says what happens when a model is given up: every request
+    fails, or the other models go on without it.  ``source`` is the file that the recipe came from, empty if
+    there is none.
     """
 
     name: str
@@ -142,6 +145,7 @@ class RecipeIR:
     budgets: Mapping[str, BudgetIR] = field(default_factory=dict)
     rollback: int = 0
     rollback_to: Expr | None = None
+    on_failure: OnFailure = "fail"
     source: str = ""
     description: str = ""
 

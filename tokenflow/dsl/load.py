@@ -110,6 +110,7 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
         budgets={name: BudgetIR(**budget.model_dump()) for name, budget in recipe.budgets.items()},
         rollback=recipe.rollback,
         rollback_to=("at", recipe.rollback_to) if recipe.rollback_to else None,
+        on_failure=recipe.on_failure,
         source=source,
         description=recipe.description,
     )

@@ -63,6 +63,7 @@ class Recipe:
     :param budgets: what a model may write at most, as in YAML.
     :param rollback: how many tokens at the end of the output are tentative.
     :param rollback_to: a text that ends a step, as in YAML: what comes before the last step is final.
+    :param on_failure: as in YAML, ``fail`` or ``degrade``.
     :param description: one sentence for people.
     """
 
@@ -78,6 +79,7 @@ class Recipe:
         budgets: Mapping[str, Any] | None = None,
         rollback: int | None = None,
         rollback_to: str | None = None,
+        on_failure: str | None = None,
         description: str | None = None,
     ) -> None:
         given = {
@@ -91,6 +93,7 @@ class Recipe:
             "budgets": budgets,
             "rollback": rollback,
             "rollback_to": rollback_to,
+            "on_failure": on_failure,
         }
         self.data = {key: value for key, value in given.items() if value is not None}
         self.place = _caller()

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from tokenflow.dsl.expr import MAX_TEXT
-from tokenflow.dsl.ir import HeadDtype, HeadKind, Policy, Send
+from tokenflow.dsl.ir import HeadDtype, HeadKind, OnFailure, Policy, Send
 from tokenflow.dsl.wording import show
 from tokenflow.types import MAX_TOP_LOGPROBS, EndpointConfig, ModelConfig
 
@@ -65,6 +65,7 @@ Name = Annotated[str, Field(pattern=NAME)]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-3.4e38, le=3.4e38)]
+Seconds = Annotated[float, Field(ge=0.001, le=1e6)]
 Condition = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | bool)]
 Latency = Annotated[
     tuple[tuple[int, float], ...],
@@ -116,6 +117,9 @@ class Model(Shape):
     latency_ms: Latency = _DEFAULT["latency_ms"]
     routing: dict[str, Share] = {}
     trace: Text = _DEFAULT["trace"]
+    load_timeout: Seconds = _DEFAULT["load_timeout"]
+    step_timeout: Seconds = _DEFAULT["step_timeout"]
+    restarts: Annotated[int, Field(ge=0, le=2**31 - 1)] = _DEFAULT["restarts"]
 
 
 class Head(Shape):
@@ -210,5 +214,7 @@ class Recipe(Shape):
     """How many of the last tokens may be tentative, until a model with verify has checked them."""
     rollback_to: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)] = ""
     """A text that ends a step: only the last step is tentative, as a whole, until the next one begins."""
+    on_failure: OnFailure = "fail"
+    """When a model's workers keep dying: "fail" ends every request, "degrade" goes on with the others."""
     batching: Batching = Batching()
     """When a model starts a batch."""
