@@ -54,7 +54,10 @@ def test_an_order_is_the_same_at_the_other_end() -> None:
             inbox.receive()
 
 
-def test_every_rank_carries_out_the_same_orders_in_the_same_order(tmp_path: Path) -> None:
+def test_every_rank_carries_out_the_same_orders_in_the_same_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenflow.engines.sglang.crew._LEAVE_S", 60)
     crew = crew_of(tmp_path, 3)
     for order in ORDERS:
         crew.do(order)

@@ -24,10 +24,11 @@ from tokenflow.engines.sglang.load import HOST, device_of, lone_meeting
 from tokenflow.engines.sglang.orders import Leave, Load, Order, encode
 from tokenflow.engines.sglang.rank import Rank, Result
 from tokenflow.types import ModelConfig
+from tokenflow.wire.watch import HANGUP
 
 COMMAND = (sys.executable, "-P", "-m", "tokenflow.engines.sglang.follower")
 _EXIT_RANK_LOST = 4
-_LEAVE_S = 10
+_LEAVE_S = 3
 
 
 class Crew:
@@ -82,7 +83,11 @@ class Crew:
             with contextlib.suppress(ConnectionError):
                 sock.sendall(encode(Leave()))
         for process in self._processes:
-            process.wait(_LEAVE_S)
+            try:
+                process.wait(_LEAVE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         for sock in self._sockets:
             sock.close()
         self._rank.close()
@@ -99,7 +104,7 @@ class Crew:
         """Leave with an error as soon as another rank is gone."""
         poll = select.poll()
         for sock in self._sockets:
-            poll.register(sock, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
+            poll.register(sock, HANGUP)
         poll.poll()
         if not self._leaving:
             os.write(2, b"a tensor-parallel rank is gone; the model cannot go on without it\n")
