@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +86,11 @@ async def test_a_killed_worker_changes_no_answer(
     def kill(model: str, step: Step, done: StepDone) -> None:
         if model == "llm" and step.rows and step.id > 20 and not killed:
             killed.append(Belongings())
-            ranks = [process for process in killed[0].processes if _runs_sglang(process)]
-            assert len(ranks) == parallel
-            first = next(rank for rank in ranks if rank.parent() not in ranks)
-            os.kill(first.pid, signal.SIGKILL)
+            assert router._system is not None
+            actor = next(one for one in router._system.actors.values() if one.model.name == "llm")
+            first = psutil.Process(actor.supervisor.pid)
+            assert len(first.children()) == parallel - 1
+            first.kill()
 
     overrides = on_sglang("llm", tensor_parallel=parallel)
     async with Router(RECIPE, overrides=overrides, observer=kill) as router:
@@ -101,7 +101,3 @@ async def test_a_killed_worker_changes_no_answer(
     ]
     assert killed[0].left() == []
     assert "ended with signal 9 (SIGKILL)" in caplog.text
-
-
-def _runs_sglang(process: psutil.Process) -> bool:
-    return any("/sglang/" in mapped.path for mapped in process.memory_maps())
