@@ -26,7 +26,7 @@ from tokenflow.engines.load import load_engine
 from tokenflow.types import ModelConfig
 
 RESULTS = Path(__file__).parent / "results"
-CONTEXTS, ADDED, REPEATS, MEANWHILE = (512, 1024), (1, 4, 16), 15, 8
+CONTEXTS, ADDED, REPEATS, ANEW, MEANWHILE = (512, 1024), (1, 4, 16), 12, 3, 4
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -44,13 +44,14 @@ def measure(engine: Engine, context: int, added: int) -> dict[str, float]:
     for slot in (parked, busy):
         engine.step([Extend(slot, prompt, "none")])
     seconds: dict[str, list[float]] = {"resumed": [], "stayed": [], "anew": []}
-    for _ in range(REPEATS):
+    for turn in range(REPEATS):
         for token in range(MEANWHILE):
             engine.step([Extend(busy, [7 + token])])
         seconds["resumed"].append(timed(lambda: engine.step([Extend(parked, more)])))
         engine.truncate(busy, context)
         seconds["stayed"].append(timed(lambda: engine.step([Extend(busy, more)])))
-        seconds["anew"].append(timed(lambda: engine.step([Extend(whole, [*prompt, *more])])))
+        if turn < ANEW:
+            seconds["anew"].append(timed(lambda: engine.step([Extend(whole, [*prompt, *more])])))
         for slot, length in ((parked, context), (busy, context), (whole, 0)):
             engine.truncate(slot, length)
     for slot in (parked, busy, whole):
