@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -20,6 +27,7 @@ from tokenflow.types import ModelConfig
 
 pytestmark = pytest.mark.anyio
 
+FLOAT = {"dtype": "float32"}
 ROUTES = {
     "slm": [{"when": "margin < 0.95", "to": "llm", "send": "drop_last"}],
     "llm": [{"when": "margin >= 0.95", "to": "slm", "send": "keep"}],
@@ -64,7 +72,7 @@ def remote(endpoint: Endpoint, **settings: Any) -> dict[str, Any]:
 async def test_text_and_trace_are_those_of_the_same_model_run_here(endpoint: Endpoint) -> None:
     prompts = eval_prompts(200)[:12]
     request: dict[str, Any] = {"max_tokens": 60, "concurrency": 4}
-    async with Router(recipe({"dtype": "float32"})) as router:
+    async with Router(recipe(FLOAT)) as router:
         local = await router.generate_many(prompts, **request)
     async with Router(recipe(remote(endpoint, span=2))) as router:
         there = await router.generate_many(prompts, **request)
@@ -84,7 +92,7 @@ async def test_seeds_and_penalties_mean_the_same_on_both_sides_of_an_endpoint(en
         "logprobs": True,
     }
     alone = {"slm": [{"when": "true", "to": "llm", "send": "drop_last"}]}
-    async with Router(recipe({"dtype": "float32"}, alone)) as router:
+    async with Router(recipe(FLOAT, alone)) as router:
         local = await router.generate(prompt, **request)
     async with Router(recipe(remote(endpoint), alone)) as router:
         there = await router.generate(prompt, **request)
@@ -108,3 +116,37 @@ async def test_a_request_that_the_endpoint_fails_says_so_and_the_others_go_on(en
             await router.generate(prompts[0], max_tokens=5)
         answers = await router.generate_many(prompts, max_tokens=5)
         assert [answer.usage.by_model["llm"] for answer in answers] == [5, 5, 5]
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[str]:
+    """The base URL of tokenflow serving the large model alone, as a process of its own."""
+    recipe = tmp_path / "large.yaml"
+    recipe.write_text(
+        json.dumps(
+            {"name": "large", "entry": "llm", "models": {"llm": {"path": str(DEMO / "large"), **FLOAT}}}
+        )
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tokenflow.cli", "serve", str(recipe), "--port", "0"),
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stderr is not None
+    while "ready in" not in (line := (await process.stderr.readline()).decode()):
+        assert line, "the server ended"
+    yield f"{line.split()[-1]}/v1"
+    process.terminate()
+    await process.communicate()
+
+
+@pytest.mark.skipif(find_spec("tokenflow.server") is None, reason="there is no server")
+async def test_tokenflow_is_an_endpoint_for_tokenflow(served: str) -> None:
+    prompts = eval_prompts(200)[:6]
+    request: dict[str, Any] = {"max_tokens": 60, "concurrency": 3}
+    async with Router(recipe(FLOAT)) as router:
+        local = await router.generate_many(prompts, **request)
+    there = {"engine": "openai", "endpoint": {"base_url": served, "span": 4}}
+    async with Router(recipe(there)) as router:
+        answers = await router.generate_many(prompts, **request)
+    assert [(one.token_ids, one.models) for one in answers] == [(one.token_ids, one.models) for one in local]
