@@ -22,7 +22,7 @@ demo: $(VENV)/.runtime ## Set up, then let two small trained models answer a wor
 	  'Ledger from 39: a+3 b+5 c-3 d-1 e+1 f-1 g+8 h+6 i-8 j-9 k+7 l-6 m-6 n-8 o+1'
 
 test: lint ## Set up, then lint, type-check and run the tests
-	$(BIN)/python -m pytest --ignore=tests/exact
+	$(BIN)/python -m pytest --ignore=tests/exact --ignore=tests/sglang
 
 exact: $(VENV)/.dev ## Set up, then compare routed output with a naive reference over the whole matrix (long)
 	$(BIN)/python -m pytest tests/exact/test_matrix.py --timeout=3600 --numprocesses=2
