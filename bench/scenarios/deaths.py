@@ -119,12 +119,30 @@ async def orphans(options: argparse.Namespace) -> dict[str, Any]:
         require(children, f"it had started nothing while {when}")
         router.kill()
         started = time.monotonic()
-        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=GONE_S)
+        while (
+            alive := [child for child in children if lives(child)]
+        ) and time.monotonic() < started + GONE_S:
+            await asyncio.sleep(0.01)
         gone[when] = round(time.monotonic() - started, 3)
         await router.wait()
-        alive = [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
         require(not alive, f"alive {GONE_S:g} s after the router was killed while {when}: {alive}")
     return {"seconds_until_gone": gone}
+
+
+def wait_for_end(processes: list[psutil.Process]) -> tuple[float, list[psutil.Process]]:
+    """Seconds until all have ended, and those that have not in time."""
+    started = time.monotonic()
+    while (alive := list(filter(lives, processes))) and time.monotonic() - started < GONE_S:
+        time.sleep(0.005)
+    return round(time.monotonic() - started, 3), alive
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether it runs still; a dead one whose parent is gone is collected by init in its own time."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def loading(options: argparse.Namespace) -> dict[str, Any]:

@@ -91,20 +91,23 @@ class ChaosEngine:
         for extend in extends:
             self._held[extend.slot] = self._engine.length(extend.slot)
         self._write_books()
-        self._spoil(extends, output)
+        output = self._spoil(extends, output)
         if self._life.get("nan_at") == self._steps:
             return StepOutput(torch.full_like(output.logits, torch.nan), output.hidden)
         return output
 
-    def _spoil(self, extends: Sequence[Extend], output: StepOutput) -> None:
-        """Put NaN where a request has the token for it."""
+    def _spoil(self, extends: Sequence[Extend], output: StepOutput) -> StepOutput:
+        """NaN for whatever a request with the token for it wants."""
         self._nan |= {extend.slot for extend in extends if self._life.get("nan_token") in extend.tokens}
-        row = 0
-        for extend in extends:
-            rows = {"none": 0, "last": 1, "all": len(extend.tokens)}[extend.logits]
-            if extend.slot in self._nan:
-                output.logits[row : row + rows] = torch.nan
-            row += rows
+        if not self._nan:
+            return output
+        wanted = {"none": 0, "last": 1}
+        bad = [
+            extend.slot in self._nan
+            for extend in extends
+            for _ in range(wanted.get(extend.logits, len(extend.tokens)))
+        ]
+        return StepOutput(output.logits.masked_fill(torch.tensor(bad)[:, None], torch.nan), output.hidden)
 
     def length(self, slot: int) -> int:
         return self._engine.length(slot)
