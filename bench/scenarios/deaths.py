@@ -118,12 +118,7 @@ async def orphans(options: argparse.Namespace) -> dict[str, Any]:
         children = process.children(recursive=True)
         require(children, f"it had started nothing while {when}")
         router.kill()
-        started = time.monotonic()
-        while (
-            alive := [child for child in children if lives(child)]
-        ) and time.monotonic() < started + GONE_S:
-            await asyncio.sleep(0.01)
-        gone[when] = round(time.monotonic() - started, 3)
+        gone[when], alive = await asyncio.to_thread(wait_for_end, children)
         await router.wait()
         require(not alive, f"alive {GONE_S:g} s after the router was killed while {when}: {alive}")
     return {"seconds_until_gone": gone}
