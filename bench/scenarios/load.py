@@ -82,7 +82,7 @@ async def cancels(options: argparse.Namespace) -> dict[str, Any]:
 async def cancelled(router: Router, question: Question, number: int, dice: random.Random) -> str:
     """Cancel a request after a random time, in one of four ways; returns what became of it."""
     response = router.stream(question.prompt, **question.sampling)
-    delay = dice.expovariate(1 / 0.03)
+    delay = 10 ** dice.uniform(-3, 0.2)
     match number % 4:
         case 0:
             waiting = asyncio.ensure_future(response.completion())
