@@ -25,6 +25,7 @@ import torch
 from tokenflow.engines.base import EngineInfo, Extend, Opened, Scores, StepOutput
 from tokenflow.errors import EngineError, ModelLoadError
 from tokenflow.types import ModelConfig
+from tokenflow.wire.messages import Claim, DeviceShare
 
 HIDDEN = 4
 
@@ -55,6 +56,15 @@ class ToyEngine:
             device="cpu",
             dtype="float32",
         )
+
+    @staticmethod
+    def claim(config: ModelConfig) -> Claim:
+        """What ``claim`` in the script says: device, usable, cache, weights, token and most tokens."""
+        options = json.loads((Path(config.path) / "toy.json").read_text())
+        if "claim" not in options:
+            return Claim([], 0)
+        *share, most = options["claim"]
+        return Claim([DeviceShare(*share)], most)
 
     @property
     def embeddings(self) -> torch.Tensor:

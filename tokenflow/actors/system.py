@@ -26,6 +26,7 @@ from tokenflow.actors.model import ModelActor
 from tokenflow.actors.nursery import Nursery
 from tokenflow.actors.poll import Poller
 from tokenflow.actors.sequence import Phase, Sequence
+from tokenflow.actors.shares import Shares
 from tokenflow.actors.supervisor import Condition, Supervisor
 from tokenflow.actors.thresholds import feasible
 from tokenflow.dsl.ir import ModelIR, RecipeIR
@@ -100,10 +101,12 @@ class ActorSystem:
         :raises ModelLoadError: if a model cannot be loaded or does not fit the recipe.
         :raises WorkerDied: if a worker ends while loading.
         """
+        shares = Shares({model.name: model.config.kv_cache for model in self._models})
         self._supervisors = [
             Supervisor(
                 self._handshake.hello(model),
                 self._launch(model),
+                partial(shares.grant, model.name),
                 partial(self._handshake.check, model.name),
                 self._changed,
             )

@@ -24,7 +24,7 @@ from tokenflow.wire.messages import (
     Scored,
     Step,
     StepDone,
-    Stop,
+    ToWorker,
 )
 from tokenflow.worker.residents import Resident, Residents, plan
 from tokenflow.worker.route import Decision, Route
@@ -73,7 +73,7 @@ class ModelWorker:
         """Give device memory back."""
         self.engine.close()
 
-    def answer(self, message: Step | Score | Hello | Stop) -> StepDone | Scored:
+    def answer(self, message: ToWorker) -> StepDone | Scored:
         """Do what a message asks; :raises ProtocolError: if it has no place after the handshake."""
         if isinstance(message, Step):
             return self._step(message)
