@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import psutil
 import pytest
+
+from tokenflow.actors.nursery import Nursery
 
 _REAP_S = 2.0
 
@@ -39,6 +41,29 @@ def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
         process.kill()
     assert not tasks, f"tasks left behind: {tasks}"
     assert not children, f"child processes left behind: {children}"
+
+
+class Lent(Nursery):
+    """A nursery that outlives the routers that use it."""
+
+    async def stop(self) -> None:
+        """It is stopped by whom it belongs to."""
+
+
+@pytest.fixture(scope="module")
+async def nursery() -> AsyncIterator[Nursery]:
+    """One for all tests of a module that ask for it: each would otherwise import torch for itself."""
+    lent = Lent()
+    await lent.warm_up()
+    yield lent
+    await Nursery.stop(lent)
+
+
+@pytest.fixture
+def shared_nursery(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> Nursery:
+    """The routers of a test get their workers from the module's nursery."""
+    monkeypatch.setattr("tokenflow.actors.system.Nursery", lambda: nursery)
+    return nursery
 
 
 def _tasks(loop: asyncio.AbstractEventLoop | None) -> set[asyncio.Task[object]]:

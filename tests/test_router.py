@@ -29,7 +29,7 @@ from tokenflow.router import Router
 from tokenflow.types import Completion
 from tokenflow.wire.messages import Step, StepDone
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("shared_nursery")]
 
 PROMPT = [1, 40, 50, 60]
 VOCAB_LIMIT = 100

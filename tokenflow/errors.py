@@ -11,7 +11,9 @@
     │  ├─ RouteFailed          the recipe's own logic failed (livelock, wrong destination, bad receive)
     │  ├─ NonFiniteLogits      a model produced NaN or infinity for this request
     │  ├─ EndpointFailed       the endpoint that a model runs on did not answer, or refused
-    │  └─ RequestCancelled     the request was aborted by its owner or by a shutdown
+    │  ├─ RequestCancelled     the request was aborted by its owner or by a shutdown
+    │  ├─ RequestTimeout       the request did not end within its time
+    │  └─ Overloaded           too many requests wait already; try again later
     ├─ ModelLoadError          a model, its weights or its tokenizer cannot be loaded or used
     │  ├─ UnsupportedModel     an architecture or option that the engine does not implement
     │  ├─ ModelNotFound        a path or hub id that cannot be had
@@ -99,6 +101,14 @@ class EndpointFailed(RequestError):
 
 class RequestCancelled(RequestError):
     """The request was aborted by its owner or by a shutdown."""
+
+
+class RequestTimeout(RequestError):
+    """The request did not end within its time."""
+
+
+class Overloaded(RequestError):
+    """Too many requests wait already; this one was refused before any work was done for it."""
 
 
 class ModelLoadError(TokenflowError):

@@ -101,8 +101,10 @@ class Response(AsyncIterator[StreamEvent]):
         self.close()
 
     async def aclose(self) -> None:
-        """Cancel the request, if it is not over."""
+        """Cancel the request, if it is not over, and wait until no model holds anything of it."""
         self.close()
+        if self._request is not None:
+            await self._system.gone(self._request[0])
 
     def close(self) -> None:
         """Cancel the request, if it is not over; does not wait."""
@@ -115,8 +117,9 @@ class Response(AsyncIterator[StreamEvent]):
 
     async def _begun(self) -> tuple[Sequence, Reader]:
         if self._request is None:
-            request = await self._open()
-            self._system.submit(request[0])
+            with self._system.arriving():
+                request = await self._open()
+                self._system.submit(request[0])
             self._request = request
         return self._request
 

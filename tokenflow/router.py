@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
+from tokenflow.actors.admission import QueueLimits
 from tokenflow.actors.sequence import Limits
 from tokenflow.actors.sequence import Sequence as Request
 from tokenflow.actors.steps import StepEnd, step_end
@@ -47,6 +49,8 @@ class Router:
     :param overrides: ``key.path=value`` strings applied to the recipe, as ``--set`` on the command line; a
         compiled recipe takes none.
     :param observer: called with every step a worker has run (model name, step, reply), for measurements.
+    :param max_queued_requests: requests that may wait for memory; further ones are refused.
+    :param max_queued_tokens: prompt tokens that the waiting requests may have together.
     :raises RecipeError: if the recipe is wrong; every problem is listed.
     """
 
@@ -56,6 +60,8 @@ class Router:
         *,
         overrides: Sequence[str] = (),
         observer: Observer | None = None,
+        max_queued_requests: int = 1024,
+        max_queued_tokens: int = 2**20,
     ) -> None:
         if isinstance(overrides, str):
             raise TypeError("overrides is a list of 'key.path=value' strings, got one string")
@@ -68,6 +74,7 @@ class Router:
 
             self.recipe = load_recipe(recipe, overrides)
         self._observer = observer
+        self._queue_limits = QueueLimits(max_queued_requests, max_queued_tokens)
         self._ids = itertools.count(1)
         self._members: Members | None = None
         self._system: ActorSystem | None = None
@@ -84,7 +91,12 @@ class Router:
             raise RuntimeError("this router is running already; make another one, or leave this one first")
         members = await to_thread.run_sync(load_members, self.recipe, abandon_on_cancel=True)
         system = ActorSystem(
-            members.recipe, members.vocab_limit, members.eos_token_ids, members.fingerprints, self._observer
+            members.recipe,
+            members.vocab_limit,
+            members.eos_token_ids,
+            members.fingerprints,
+            self._queue_limits,
+            self._observer,
         )
         tasks = anyio.create_task_group()
         await tasks.__aenter__()
@@ -120,22 +132,35 @@ class Router:
         return None
 
     async def generate(
-        self, prompt: Prompt, *, params: Mapping[str, float] | None = None, **sampling: Any
+        self,
+        prompt: Prompt,
+        *,
+        params: Mapping[str, float] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 (of the request, which ends by itself)
+        **sampling: Any,
     ) -> Completion:
         """The whole response to a prompt.  Cancelling the caller cancels the request on every model.
 
         :param params: values for the recipe's parameters, for this request only.
+        :param timeout: seconds that the response may take, the time in the queue included.
         :param sampling: fields of :class:`tokenflow.types.SamplingParams` (``stop`` may be one string).
         :raises InvalidRequest: if the prompt, a parameter or a sampling value is wrong.
         :raises ContextTooLong: if prompt and ``max_tokens`` exceed the recipe's smallest context or KV cache.
+        :raises Overloaded: if too many requests wait already.
+        :raises RequestTimeout: if the response took longer than ``timeout``.
         :raises RequestError: if this request failed on the way.
         :raises RouterClosed: if the router is not running.
         """
-        async with self.stream(prompt, params=params, **sampling) as response:
+        async with self.stream(prompt, params=params, timeout=timeout, **sampling) as response:
             return await response.completion()
 
     def stream(
-        self, prompt: Prompt, *, params: Mapping[str, float] | None = None, **sampling: Any
+        self,
+        prompt: Prompt,
+        *,
+        params: Mapping[str, float] | None = None,
+        timeout: float | None = None,
+        **sampling: Any,
     ) -> Response:
         """The response as it grows: ``async for event in router.stream(...)``.
 
@@ -146,7 +171,9 @@ class Router:
             raise RouterClosed("the router is not running: use it inside 'async with Router(...) as router'")
         settings = sampling_params(sampling)
         values = param_values(self.recipe.params, params)
-        return Response(self._system, partial(self._open, prompt, settings, values))
+        if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
+            raise InvalidRequest(f"timeout must be a positive number of seconds, got {timeout!r}", "timeout")
+        return Response(self._system, partial(self._open, prompt, settings, values, timeout))
 
     async def generate_many(
         self, prompts: Iterable[Prompt], *, concurrency: int = 16, **request: Any
@@ -178,7 +205,7 @@ class Router:
         return [done[index] for index in range(len(done))]
 
     async def _open(
-        self, prompt: Prompt, sampling: SamplingParams, params: tuple[float, ...]
+        self, prompt: Prompt, sampling: SamplingParams, params: tuple[float, ...], timeout_s: float | None
     ) -> tuple[Request, Reader]:
         assert self._system is not None and self._members is not None
         members = self._members
@@ -191,7 +218,7 @@ class Router:
             tokens = encode(prompt, tokenizer, members.vocab_limit)
         check_known_ids(sampling, members.vocab_limit)
         check_endpoints(sampling, members.endpoints)
-        limits = self._limits(len(tokens), sampling)
+        limits = self._limits(len(tokens), sampling, timeout_s)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         reader = Reader(tokenizer, sampling.stop)
         request = Request(
@@ -208,7 +235,7 @@ class Router:
         )
         return request, reader
 
-    def _limits(self, prompt_tokens: int, sampling: SamplingParams) -> Limits:
+    def _limits(self, prompt_tokens: int, sampling: SamplingParams, timeout_s: float | None) -> Limits:
         assert self._system is not None and self._members is not None
         longest = self._system.longest
         room = longest - prompt_tokens
@@ -232,7 +259,7 @@ class Router:
         stop_ids = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_ids.update(self._members.eos_token_ids)
-        return Limits(max_tokens=sampling.max_tokens or room, stop_ids=frozenset(stop_ids))
+        return Limits(sampling.max_tokens or room, frozenset(stop_ids), timeout_s)
 
     def _first(self, seed: int, choice: int, params: tuple[float, ...]) -> int:
         """Code of the model that writes the first token; in an ensemble it is drawn as all others are."""

@@ -259,7 +259,8 @@ class ModelConfig:
     :param dtype: ``auto`` (as stored), ``float32``, ``bfloat16`` or ``float16``.
     :param device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:<n>``.
     :param context_length: most tokens of one request (prompt and output); by default the model's own.
-    :param kv_cache: KV cache size in tokens; ``None`` lets the engine choose.
+    :param kv_cache: KV cache size in tokens; ``auto`` (``None``) divides what is free of a device between its
+        models, so that all hold as many tokens.
     :param max_requests: most requests that hold KV cache at once.
     :param max_batch_tokens: most tokens of one step; longer prefills are cut into chunks.
     :param prefix_cache: reuse the KV cache of earlier requests with the same first tokens.

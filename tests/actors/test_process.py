@@ -35,6 +35,8 @@ from tokenflow.wire.messages import *
 sock = socket.socket(fileno=int(sys.argv[1]))
 channel = WorkerChannel(sock)
 hello = channel.receive()
+channel.send(Claim([], 0))
+assert channel.receive() == Grant(None)
 ready = Ready(VERSION, 8, 64, 256, 1, 4, "", "cpu", "float32", 0.25)
 """
 

@@ -18,7 +18,7 @@ from tokenflow.actors.child import Child, spawn
 from tokenflow.actors.supervisor import Condition, Supervisor, backoff_s
 from tokenflow.errors import ModelLoadError, WorkerDied
 from tokenflow.types import ModelConfig
-from tokenflow.wire.messages import Hello, Ready
+from tokenflow.wire.messages import Claim, Grant, Hello, Ready
 
 pytestmark = pytest.mark.anyio
 
@@ -56,13 +56,16 @@ class Watched:
         self._news = anyio.Event()
         config = ModelConfig(path="nowhere", restarts=restarts, step_timeout=20.0)
         hello = Hello(**{**{f: getattr(HELLO, f) for f in HELLO.__struct_fields__}, "config": config})
-        self.supervisor = Supervisor(hello, scripts, self._check, self._changed)
+        self.supervisor = Supervisor(hello, scripts, self._grant, self._check, self._changed)
 
     async def until(self, condition: Condition, times: int = 1) -> None:
         with anyio.fail_after(20):
             while self.conditions.count(condition) < times:
                 self._news = anyio.Event()
                 await self._news.wait()
+
+    async def _grant(self, claim: Claim) -> Grant:
+        return Grant(None)
 
     def _check(self, facts: Ready) -> None:
         if facts in self.refused:

@@ -387,7 +387,7 @@ def test_the_default_capacity_holds_every_request_in_full_where_memory_allows(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine(model, paged=False, max_requests=3).info.kv_capacity == 3 * 256
-    monkeypatch.setattr("tokenflow.engines.memory._CPU_MOST", 512 * 100)
+    monkeypatch.setattr("tokenflow.engines.memory._CPU_CACHE_MOST", 512 * 100)
     assert engine(model, paged=False, max_requests=3).info.kv_capacity == 100
     assert engine(model, paged=True, max_requests=3).info.kv_capacity == 96
 

@@ -12,6 +12,7 @@ that come after the last are healthy.  A life may hold
 ``stray_at``     a step: its answer is about somebody else
 ``slow_s``       seconds that every step takes longer
 ``poison``       a token id: a step that feeds it ends the process
+``nan_token``    a token id: logits of requests that have it are NaN
 ``hang_loading`` true: loading never ends
 
 Steps count from 1 in each life.  ``books`` in the same directory is written after every change: how many
@@ -53,6 +54,7 @@ class ChaosEngine:
         self._life = _next_life(self._folder, plan.get("lives", []))
         self._steps = 0
         self._held: dict[int, int] = {}
+        self._nan: set[int] = set()
         if "die_loading" in self._life:
             os.write(2, b"chaos: dies while loading\n")
             os._exit(self._life["die_loading"])
@@ -89,9 +91,23 @@ class ChaosEngine:
         for extend in extends:
             self._held[extend.slot] = self._engine.length(extend.slot)
         self._write_books()
+        output = self._spoil(extends, output)
         if self._life.get("nan_at") == self._steps:
             return StepOutput(torch.full_like(output.logits, torch.nan), output.hidden)
         return output
+
+    def _spoil(self, extends: Sequence[Extend], output: StepOutput) -> StepOutput:
+        """NaN for whatever a request with the token for it wants."""
+        self._nan |= {extend.slot for extend in extends if self._life.get("nan_token") in extend.tokens}
+        if not self._nan:
+            return output
+        wanted = {"none": 0, "last": 1}
+        bad = [
+            extend.slot in self._nan
+            for extend in extends
+            for _ in range(wanted.get(extend.logits, len(extend.tokens)))
+        ]
+        return StepOutput(output.logits.masked_fill(torch.tensor(bad)[:, None], torch.nan), output.hidden)
 
     def length(self, slot: int) -> int:
         return self._engine.length(slot)
@@ -103,6 +119,7 @@ class ChaosEngine:
     def release(self, slot: int) -> None:
         self._engine.release(slot)
         del self._held[slot]
+        self._nan.discard(slot)
         self._write_books()
 
     def score(self, tokens: Sequence[int], top: int = 0) -> Scores:

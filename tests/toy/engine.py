@@ -25,6 +25,7 @@ import torch
 from tokenflow.engines.base import EngineInfo, Extend, Opened, Scores, StepOutput
 from tokenflow.errors import EngineError, ModelLoadError
 from tokenflow.types import ModelConfig
+from tokenflow.wire.messages import Claim, DeviceShare
 
 HIDDEN = 4
 
@@ -33,8 +34,7 @@ class ToyEngine:
     """See the module."""
 
     def __init__(self, config: ModelConfig) -> None:
-        script = Path(config.path) / "toy.json"
-        options: dict[str, Any] = json.loads(script.read_text()) if script.exists() else {}
+        options = read_options(config)
         if "die_loading" in options:
             os.write(2, b"the toy engine dies while loading\n")
             os._exit(options["die_loading"])
@@ -55,6 +55,15 @@ class ToyEngine:
             device="cpu",
             dtype="float32",
         )
+
+    @staticmethod
+    def claim(config: ModelConfig) -> Claim:
+        """What ``claim`` in the script says: device, usable, cache, weights, token and most tokens."""
+        claimed = read_options(config).get("claim")
+        if claimed is None:
+            return Claim([], 0)
+        *share, most = claimed
+        return Claim([DeviceShare(*share)], most)
 
     @property
     def embeddings(self) -> torch.Tensor:
@@ -110,6 +119,13 @@ class ToyEngine:
         logits = toy_logits(tokens, self.info.vocab_size, self._options.get("salt", 0))
         logits[self._options.get("ids", len(logits)) :] = -math.inf
         return logits
+
+
+def read_options(config: ModelConfig) -> dict[str, Any]:
+    """What ``toy.json`` says, if it is there."""
+    script = Path(config.path) / "toy.json"
+    options: dict[str, Any] = json.loads(script.read_text()) if script.exists() else {}
+    return options
 
 
 def scripted_logits(row: Sequence[float], vocab_size: int) -> torch.Tensor:

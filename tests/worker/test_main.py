@@ -17,7 +17,9 @@ from tokenflow.types import ModelConfig, SamplingParams
 from tokenflow.wire.channel import FrameReader, decode_to_router, encode
 from tokenflow.wire.messages import (
     VERSION,
+    Claim,
     Failure,
+    Grant,
     Hello,
     Open,
     Ready,
@@ -78,15 +80,18 @@ class RealWorker:
         file.write_text(ENGINE)
         config = ModelConfig(path=str(self._directory), engine=f"{file}:{engine}")
         self.send(Hello(version, "toy", 1, config, (), (), 128, (2,)))
+        self.send(Grant(None))
 
     def send(self, message: ToWorker) -> None:
         self.socket.sendall(encode(message))
 
     def receive(self) -> ToRouter:
+        """The next message that is no claim."""
         while data := self.socket.recv(1 << 16):
-            if payloads := list(self._reader.feed(data)):
-                (payload,) = payloads
-                return decode_to_router(payload)
+            messages = [decode_to_router(payload) for payload in self._reader.feed(data)]
+            if said := [message for message in messages if not isinstance(message, Claim)]:
+                (message,) = said
+                return message
         raise EOFError
 
     def exit_code(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from tokenflow.actors.sequence import Sequence
@@ -12,7 +13,8 @@ from tokenflow.wire.messages import Open, Row, Step
 class Held:
     """Books of one worker: how many leading tokens of each request it has been given.
 
-    Requests go by their ids, which are the worker's handles.
+    Requests go by their ids, which are the worker's handles.  A request that is dropped is still there until
+    the worker has answered the step that says so.
     """
 
     def __init__(self, model: ModelIR) -> None:
@@ -20,6 +22,8 @@ class Held:
         self._verify = model.config.verify
         self._given: dict[int, int] = {}
         self._drops: list[int] = []
+        self._leaving: frozenset[int] = frozenset()
+        self._left = asyncio.Event()
         self._truncates: dict[int, int] = {}
         self._steps = 0
 
@@ -32,10 +36,22 @@ class Held:
         return len(self._drops)
 
     def clear(self) -> None:
-        """The worker is a new one."""
+        """The worker is gone, and with it all that it held."""
         self._given.clear()
         self._drops.clear()
         self._truncates.clear()
+        self.answered()
+
+    def answered(self) -> None:
+        """The worker has done what the last step said."""
+        self._leaving = frozenset()
+        self._left.set()
+        self._left.clear()
+
+    async def gone(self, sequence: Sequence) -> None:
+        """Wait until the worker holds nothing of a request that was dropped."""
+        while sequence.id in self._drops or sequence.id in self._leaving:
+            await self._left.wait()
 
     def drop(self, sequence: Sequence) -> None:
         """The worker is to forget a request, if it holds anything of it."""
@@ -84,6 +100,7 @@ class Held:
             )
             self._given[sequence.id] = len(sequence.tokens)
         drops, self._drops = self._drops, []
+        self._leaving = frozenset(drops)
         truncates, self._truncates = list(self._truncates.items()), {}
         self._steps += 1
         return Step(self._steps, drops, opens, truncates, rows)

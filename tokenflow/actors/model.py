@@ -142,6 +142,10 @@ class ModelActor:
         if self._held.to_drop:
             self._mailbox.poke()
 
+    async def gone(self, sequence: Sequence) -> None:
+        """Wait until the worker holds nothing of a request that is over."""
+        await self._held.gone(sequence)
+
     def rewind(self, sequence: Sequence, length: int) -> None:
         """The request is only ``length`` tokens long again."""
         self._held.truncate(sequence, length)
@@ -156,7 +160,11 @@ class ModelActor:
         """Run batches on the model's worker, and on the next when that one dies, until it is given up."""
         with contextlib.suppress(TokenflowError):
             while True:
-                await self._serve(await self.supervisor.ready())
+                worker = await self.supervisor.ready()
+                try:
+                    await self._serve(worker)
+                finally:
+                    self._held.clear()
 
     async def _serve(self, worker: WorkerProcess) -> None:
         """Take a batch, run it, settle what came of it, as long as the worker lives; it holds nothing yet.
@@ -165,7 +173,6 @@ class ModelActor:
         is none: their text is not on the path of the tokens.
         """
         loop = asyncio.get_running_loop()
-        self._held.clear()
         while True:
             if not self._mailbox.due:
                 # After the peers, whom the last reply may have given something to do, have had their turn.
@@ -183,6 +190,7 @@ class ModelActor:
                 await worker.fail(error)
                 self._lost(batch, step, error)
                 return
+            self._held.answered()
             self._settle_all(by_handle, done)
             self._run.append((step, done))
 

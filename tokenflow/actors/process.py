@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Awaitable, Callable
 
 import anyio
 from anyio.abc import TaskGroup
@@ -15,7 +16,7 @@ from tokenflow.actors.child import Child, Launch, spawn
 from tokenflow.actors.words import LastWords
 from tokenflow.errors import ProtocolError, TokenflowError, WorkerDied, rebuild
 from tokenflow.wire.channel import Channel
-from tokenflow.wire.messages import Failure, Hello, Ready, Step, StepDone, Stop, ToRouter
+from tokenflow.wire.messages import Claim, Failure, Grant, Hello, Ready, Step, StepDone, Stop, ToRouter
 
 _EXIT_GRACE_S = 1.0
 _DUMP_GRACE_S = 0.5
@@ -24,6 +25,8 @@ _UNKILLABLE_S = 10.0
 
 log = logging.getLogger("tokenflow.worker")
 
+Grants = Callable[[Claim], Awaitable[Grant]]
+
 
 class WorkerProcess:
     """One worker process and the channel to it.
@@ -31,17 +34,19 @@ class WorkerProcess:
     ``died`` is set, with ``error`` saying why, as soon as the process is gone without having been asked
     to go; every question that is open then gets that error.  A worker that does not answer in time is dead
     as well: it is made to print its stack, and killed.  ``steps`` counts the steps it has completed.
-    ``launch`` starts the process.
+    ``launch`` starts the process, and ``grant`` answers what it claims of its devices before it loads.
     """
 
-    def __init__(self, hello: Hello, launch: Launch = spawn) -> None:
+    def __init__(self, hello: Hello, launch: Launch = spawn, grant: Grants | None = None) -> None:
         self.hello = hello
         self._launch = launch
+        self._grant = grant
         self.died = asyncio.Event()
         self.error: TokenflowError | None = None
         self.steps = 0
         self._child: Child | None = None
         self._channel: Channel | None = None
+        self._claim: asyncio.Future[Claim] | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._step: asyncio.Future[StepDone] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -68,7 +73,8 @@ class WorkerProcess:
         :raises ModelLoadError: if the model cannot be loaded.
         :raises WorkerDied: if the process ends before it is ready, or takes too long.
         """
-        self._ready = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._claim, self._ready = loop.create_future(), loop.create_future()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -89,6 +95,10 @@ class WorkerProcess:
         tasks.start_soon(self._watch, name=f"{self.hello.model}.worker")
         if self._stopping:
             self.kill()
+        claim = await self._claim
+        granted = Grant(self.hello.config.kv_cache) if self._grant is None else await self._grant(claim)
+        channel.send(granted)
+        self._expect(self.hello.config.load_timeout)
         return await self._ready
 
     def step(self, step: Step) -> asyncio.Future[StepDone]:
@@ -141,6 +151,9 @@ class WorkerProcess:
             self._answered()
             self.steps += bool(message.rows or message.failed)
             self._step.set_result(message)
+        elif isinstance(message, Claim) and self._claim is not None and not self._claim.done():
+            self._answered()
+            self._claim.set_result(message)
         elif isinstance(message, Ready) and self._ready is not None and not self._ready.done():
             self._answered()
             self._ready.set_result(message)
@@ -198,7 +211,7 @@ class WorkerProcess:
         self._answered()
         if not self._stopping:
             self.died.set()
-        for waiting in (self._ready, self._step):
+        for waiting in (self._claim, self._ready, self._step):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(self.error)
                 waiting.exception()

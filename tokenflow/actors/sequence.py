@@ -41,10 +41,14 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a response ends: after ``max_tokens`` output tokens, or at one of ``stop_ids``."""
+    """When a response ends: after ``max_tokens`` output tokens, or at one of ``stop_ids``.
+
+    After ``timeout_s`` seconds, if there are any, the request fails.
+    """
 
     max_tokens: int
     stop_ids: frozenset[int]
+    timeout_s: float | None = None
 
 
 @dataclass(eq=False, slots=True)

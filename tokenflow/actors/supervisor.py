@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from tokenflow.actors.child import Launch
-from tokenflow.actors.process import WorkerProcess
+from tokenflow.actors.process import Grants, WorkerProcess
 from tokenflow.errors import TokenflowError, WorkerDied
 from tokenflow.wire.messages import Hello, Ready
 
@@ -44,6 +44,7 @@ class Supervisor:
 
     :param hello: what every worker of the model is told.
     :param launch: starts a process.
+    :param grant: answers what a worker claims of its devices.
     :param check: raises if a worker does not fit.
     :param changed: called whenever ``condition`` has changed.
     """
@@ -52,6 +53,7 @@ class Supervisor:
         self,
         hello: Hello,
         launch: Launch,
+        grant: Grants,
         check: Callable[[Ready], None],
         changed: Callable[[Supervisor], None],
     ) -> None:
@@ -60,9 +62,10 @@ class Supervisor:
         self.restarts = 0
         self._hello = hello
         self._launch = launch
+        self._grant = grant
         self._check = check
         self._changed = changed
-        self._worker = WorkerProcess(hello, launch)
+        self._worker = WorkerProcess(hello, launch, grant)
         self._settled = asyncio.Event()
         self._stopping = False
 
@@ -129,7 +132,7 @@ class Supervisor:
             if self._stopping:
                 return
             self.restarts += 1
-            self._worker = WorkerProcess(self._hello, self._launch)
+            self._worker = WorkerProcess(self._hello, self._launch, self._grant)
             await self._restart(self._worker, tasks)
 
     async def stop(self, grace_s: float) -> None:

@@ -6,15 +6,18 @@ to memory, preemption, thresholds, the end of a request.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 
 from tokenflow.actors import nursery
+from tokenflow.actors.admission import Admission, QueueLimits
 from tokenflow.actors.budgets import Budgets
 from tokenflow.actors.child import Launch, spawn
 from tokenflow.actors.handshake import Handshake
@@ -23,11 +26,12 @@ from tokenflow.actors.model import ModelActor
 from tokenflow.actors.nursery import Nursery
 from tokenflow.actors.poll import Poller
 from tokenflow.actors.sequence import Phase, Sequence
+from tokenflow.actors.shares import Shares
 from tokenflow.actors.supervisor import Condition, Supervisor
 from tokenflow.actors.thresholds import feasible
 from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
-from tokenflow.errors import RequestCancelled, RouterClosed, TokenflowError, WorkerDied
+from tokenflow.errors import RequestCancelled, RequestTimeout, RouterClosed, TokenflowError, WorkerDied
 from tokenflow.settings import settings
 from tokenflow.types import FinishReason
 from tokenflow.wire.messages import Ready, Step, StepDone
@@ -44,6 +48,7 @@ class ActorSystem:
     :param vocab_limit: ids from here on belong to no token and are never sampled.
     :param eos_token_ids: the union over the recipe's models.
     :param fingerprints: SHA-256 of ``tokenizer.json`` per model, as the router saw it.
+    :param queue_limits: what may wait for memory at most.
     :param observer: called with every step a worker has run (model name, step, reply).
     """
 
@@ -53,6 +58,7 @@ class ActorSystem:
         vocab_limit: int,
         eos_token_ids: tuple[int, ...],
         fingerprints: Mapping[str, str],
+        queue_limits: QueueLimits,
         observer: Observer | None = None,
     ) -> None:
         self.recipe = recipe
@@ -68,7 +74,9 @@ class ActorSystem:
         self._left = {model.code for model in self._models}
         self._ledger = Ledger({})
         self._poller: Poller | None = None
+        self._admission = Admission(queue_limits)
         self._queue: deque[Sequence] = deque()
+        self._alarms: dict[int, asyncio.TimerHandle] = {}
         self._active: dict[int, Sequence] = {}
 
     @property
@@ -93,10 +101,12 @@ class ActorSystem:
         :raises ModelLoadError: if a model cannot be loaded or does not fit the recipe.
         :raises WorkerDied: if a worker ends while loading.
         """
+        shares = Shares({model.name: model.config.kv_cache for model in self._models})
         self._supervisors = [
             Supervisor(
                 self._handshake.hello(model),
                 self._launch(model),
+                partial(shares.grant, model.name),
                 partial(self._handshake.check, model.name),
                 self._changed,
             )
@@ -133,9 +143,17 @@ class ActorSystem:
                 stopping.start_soon(supervisor.stop, grace_s)
         await self._nursery.stop()
 
+    def arriving(self) -> AbstractContextManager[None]:
+        """A place in the queue for a request whose prompt is yet to be read; submit it before this ends.
+
+        :raises Overloaded: if as many wait as may.
+        """
+        return self._admission.arriving()
+
     def submit(self, sequence: Sequence) -> None:
         """Queue a request; it starts as soon as every model it can reach has memory for it.
 
+        :raises Overloaded: if the prompts that wait are too long together.
         :raises RouterClosed: if the system is stopped.
         :raises WorkerDied: if a model that it needs is given up.
         """
@@ -143,7 +161,11 @@ class ActorSystem:
             raise type(self.error)(str(self.error))
         if not self.allows(sequence, sequence.holder):
             sequence.holder = self.home(sequence)
+        self._admission.queue(sequence.id, sequence.prompt_tokens)
         self._queue.append(sequence)
+        if (seconds := sequence.limits.timeout_s) is not None:
+            loop = asyncio.get_running_loop()
+            self._alarms[sequence.id] = loop.call_later(seconds, self._expire, sequence, seconds)
         # While somebody waits, only a request that ends makes room: what was preempted would otherwise
         # come straight back and be preempted again.
         if len(self._queue) == 1:
@@ -168,6 +190,11 @@ class ActorSystem:
                 return code
         gone = [model.name for model in self._models if model.code not in self._left]
         raise WorkerDied(f"without {', '.join(gone)}, no model of the recipe may go on with this request")
+
+    async def gone(self, sequence: Sequence) -> None:
+        """Wait until no worker holds anything of a request that is over."""
+        for actor in self.actors.values():
+            await actor.gone(sequence)
 
     def deliver(self, sender: int, peer: int, sequence: Sequence, request: PeerReq) -> None:
         """Pass a hand-off from the actor of model ``sender`` to that of model ``peer``."""
@@ -198,6 +225,9 @@ class ActorSystem:
             return
         if sequence.phase is Phase.QUEUED:
             self._queue.remove(sequence)
+            self._admission.leave(sequence.id)
+        if (alarm := self._alarms.pop(sequence.id, None)) is not None:
+            alarm.cancel()
         self._release(sequence)
         sequence.end(reason, error)
         self._admit()
@@ -229,11 +259,16 @@ class ActorSystem:
             if not self._ledger.admits(len(sequence.tokens) + 1):
                 return
             self._queue.popleft()
+            self._admission.leave(sequence.id)
             self._ledger.hold(sequence.id, len(sequence.tokens) + 1)
             sequence.phase = Phase.ACTIVE
             self._active[sequence.id] = sequence
             self._set_thresholds()
             self.actors[sequence.holder].admit(sequence)
+
+    def _expire(self, sequence: Sequence, seconds: float) -> None:
+        message = f"the request took longer than its timeout of {seconds:g} s"
+        self.finish(sequence, error=RequestTimeout(f"{message}; {sequence.final} tokens were written"))
 
     def _preempt(self, sequence: Sequence) -> None:
         self._release(sequence)

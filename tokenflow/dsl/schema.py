@@ -61,10 +61,19 @@ def _is_number(value: object) -> bool:
 
 _LONGEST_STEP_MS = 3.6e6
 
+
+def _auto_as_none(value: object) -> object:
+    """A size that is to be chosen."""
+    return None if value == "auto" else value
+
+
 Name = Annotated[str, Field(pattern=NAME)]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-3.4e38, le=3.4e38)]
+Cache = Annotated[
+    Count | None, BeforeValidator(_auto_as_none, json_schema_input_type=Count | Literal["auto"] | None)
+]
 Seconds = Annotated[float, Field(ge=0.001, le=1e6)]
 Condition = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | bool)]
 Latency = Annotated[
@@ -106,7 +115,7 @@ class Model(Shape):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _DEFAULT["dtype"]
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = _DEFAULT["device"]
     context_length: Count | None = _DEFAULT["context_length"]
-    kv_cache: Count | None = _DEFAULT["kv_cache"]
+    kv_cache: Cache = _DEFAULT["kv_cache"]
     max_requests: Count = _DEFAULT["max_requests"]
     max_batch_tokens: Count = _DEFAULT["max_batch_tokens"]
     prefix_cache: bool = _DEFAULT["prefix_cache"]

@@ -6,11 +6,13 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from tokenflow.engines.base import Engine
 from tokenflow.errors import UnsupportedModel
 from tokenflow.types import ModelConfig
+from tokenflow.wire.messages import Claim
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ def load_engine(config: ModelConfig) -> Engine:
     :raises ModelLoadError: if the model cannot be loaded.
     """
     if ":" in config.engine:
-        return _load_own(config)
+        return _import_own(config.engine)(config)
     if config.engine not in ENGINES:
         raise UnsupportedModel(f"engine {config.engine!r} does not exist; engines: {', '.join(ENGINES)}")
     # Imported where they are needed: each brings much that the others can do without.
@@ -53,8 +55,34 @@ def load_engine(config: ModelConfig) -> Engine:
     return TorchEngine(config)
 
 
-def _load_own(config: ModelConfig) -> Engine:
-    file, _, name = config.engine.rpartition(":")
+def claim(config: ModelConfig) -> Claim:
+    """What the model of ``config`` will take of its device, before anything is loaded.
+
+    A callable that stands for an engine may have a ``claim`` of its own, which takes the config; without
+    one it sees to its memory itself.
+
+    :raises UnsupportedModel: for an engine that does not exist.
+    :raises ModelLoadError: if its files do not say.
+    """
+    if ":" in config.engine:
+        own: Callable[[ModelConfig], Claim] | None = getattr(_import_own(config.engine), "claim", None)
+        return Claim([], 0) if own is None else own(config)
+    if config.engine not in ENGINES:
+        raise UnsupportedModel(f"engine {config.engine!r} does not exist; engines: {', '.join(ENGINES)}")
+    from tokenflow.engines.memory import claim_of
+    from tokenflow.engines.torch.engine import device_of
+
+    if config.engine == "sglang":
+        return claim_of(config, device_of(config.device), config.tensor_parallel)
+    from tokenflow.engines.torch.config import read_spec
+
+    read_spec(Path(config.path), config.context_length)
+    return claim_of(config, device_of(config.device))
+
+
+@cache
+def _import_own(engine: str) -> Callable[[ModelConfig], Engine]:
+    file, _, name = engine.rpartition(":")
     try:
         spec = importlib.util.spec_from_file_location(f"tokenflow_engine_{Path(file).stem}", file)
         if spec is None or spec.loader is None:
@@ -64,5 +92,5 @@ def _load_own(config: ModelConfig) -> Engine:
         spec.loader.exec_module(module)
         make: Callable[[ModelConfig], Engine] = getattr(module, name)
     except (ImportError, OSError, AttributeError) as error:
-        raise UnsupportedModel(f"engine {config.engine!r} cannot be imported: {error}") from error
-    return make(config)
+        raise UnsupportedModel(f"engine {engine!r} cannot be imported: {error}") from error
+    return make

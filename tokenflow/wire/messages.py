@@ -19,7 +19,7 @@ import msgspec
 
 from tokenflow.types import ModelConfig, SamplingParams
 
-VERSION = 1
+VERSION = 2
 
 
 class RouteRule(msgspec.Struct, frozen=True, array_like=True):
@@ -100,6 +100,36 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     python: PythonSpec | None = None
     models: int = 1
     destinations: tuple[Destination, ...] = ()
+
+
+class DeviceShare(msgspec.Struct, frozen=True, array_like=True):
+    """What a model takes of a device, in bytes: its ``weights``, and its KV cache per ``token``.
+
+    All models on it together may take ``usable`` bytes, of which ``cache`` for their KV caches.
+    """
+
+    device: str
+    usable: int
+    cache: int
+    weights: int
+    token: int
+
+
+class Claim(msgspec.Struct, frozen=True, tag="claim"):
+    """Worker to router, before it loads anything: what the model takes of each of its devices.
+
+    KV cache beyond ``most_tokens`` is of no use to it.  Without ``shares`` the engine sees to its memory
+    itself.
+    """
+
+    shares: list[DeviceShare]
+    most_tokens: int
+
+
+class Grant(msgspec.Struct, frozen=True, tag="grant"):
+    """Router to worker: load, with so many tokens of KV cache, or as many as the engine likes."""
+
+    kv_cache: int | None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -247,5 +277,5 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     traceback: str
 
 
-ToWorker = Hello | Step | Score | Stop
-ToRouter = Ready | StepDone | Scored | Failure
+ToWorker = Hello | Grant | Step | Score | Stop
+ToRouter = Claim | Ready | StepDone | Scored | Failure

@@ -11,12 +11,26 @@ import logging
 import socket
 import time
 import traceback
+from dataclasses import replace
 from typing import Protocol
+
+import msgspec
 
 from tokenflow.errors import ProtocolError, TokenflowError
 from tokenflow.settings import settings
 from tokenflow.wire.channel import WorkerChannel, encode
-from tokenflow.wire.messages import VERSION, Failure, Hello, Ready, Score, Scored, Step, StepDone, Stop
+from tokenflow.wire.messages import (
+    VERSION,
+    Claim,
+    Failure,
+    Grant,
+    Hello,
+    Ready,
+    Scored,
+    StepDone,
+    Stop,
+    ToWorker,
+)
 
 _EXIT_FAILURE = 1
 
@@ -33,7 +47,7 @@ class Worker(Protocol):
     def ready(self, load_s: float) -> Ready:
         """The handshake's answer."""
 
-    def answer(self, message: Step | Score | Hello | Stop) -> StepDone | Scored:
+    def answer(self, message: ToWorker) -> StepDone | Scored:
         """Do what a message asks; :raises ProtocolError: if it has no place after the handshake."""
 
     def wait(self) -> None:
@@ -51,8 +65,13 @@ def serve(sock: socket.socket) -> int:
         hello = channel.receive()
         if not isinstance(hello, Hello) or hello.version != VERSION:
             raise ProtocolError(f"this worker speaks version {VERSION}; the router opened with {hello!r:.80}")
+        channel.send(_claim(hello))
+        grant = channel.receive()
+        if not isinstance(grant, Grant):
+            raise ProtocolError(f"a worker is granted its memory before {type(grant).__name__}")
+        config = replace(hello.config, kv_cache=grant.kv_cache)
         started = time.monotonic()
-        worker = _load(hello)
+        worker = _load(msgspec.structs.replace(hello, config=config))
         # What is loaded by now lives as long as the worker; no collection need look at it again.
         gc.freeze()
         channel.send(worker.ready(time.monotonic() - started))
@@ -69,6 +88,14 @@ def serve(sock: socket.socket) -> int:
         return _EXIT_FAILURE
     worker.close()
     return 0
+
+
+def _claim(hello: Hello) -> Claim:
+    if hello.config.engine in ("sim", "openai"):
+        return Claim([], 0)
+    from tokenflow.engines.load import claim
+
+    return claim(hello.config)
 
 
 def _load(hello: Hello) -> Worker:

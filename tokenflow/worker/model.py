@@ -24,10 +24,10 @@ from tokenflow.wire.messages import (
     Scored,
     Step,
     StepDone,
-    Stop,
+    ToWorker,
 )
 from tokenflow.worker.residents import Resident, Residents, plan
-from tokenflow.worker.route import Route
+from tokenflow.worker.route import Decision, Route
 
 _AWAKE_S = 300e-6
 
@@ -73,7 +73,7 @@ class ModelWorker:
         """Give device memory back."""
         self.engine.close()
 
-    def answer(self, message: Step | Score | Hello | Stop) -> StepDone | Scored:
+    def answer(self, message: ToWorker) -> StepDone | Scored:
         """Do what a message asks; :raises ProtocolError: if it has no place after the handshake."""
         if isinstance(message, Step):
             return self._step(message)
@@ -141,11 +141,11 @@ class ModelWorker:
         if known is not None:
             draws = [draw.among(count) for draw, count in zip(draws, known.tolist(), strict=True)]
         sampled = self._sampler(logits, draws)
-        try:
-            decided = self._route(complete, [token for token, _, _ in sampled], logits, hidden)
-        except RouteFailed as error:
-            return done, failed + [_route_failed(row, resident, error) for row, resident in complete]
+        decided = self._decide(complete, [token for token, _, _ in sampled], logits, hidden)
         for (row, resident), (token, logprob, top), decision in zip(complete, sampled, decided, strict=True):
+            if isinstance(decision, RouteFailed):
+                failed.append(_route_failed(row, resident, decision))
+                continue
             done.append(
                 RowDone(
                     row.handle,
@@ -160,6 +160,22 @@ class ModelWorker:
                 )
             )
         return done, failed
+
+    def _decide(
+        self,
+        rows: list[tuple[Row, Resident]],
+        tokens: list[int],
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+    ) -> list[Decision | RouteFailed]:
+        """Where each row goes.  A route that fails is asked again for each alone: its neighbours go on."""
+        try:
+            return [*self._route(rows, tokens, logits, hidden)]
+        except RouteFailed as error:
+            if len(rows) == 1:
+                return [error]
+        each = [slice(index, index + 1) for index in range(len(rows))]
+        return [self._decide(rows[one], tokens[one], logits[one], hidden[one])[0] for one in each]
 
     def _check(self, residents: list[Resident], logits: torch.Tensor) -> list[int]:
         """Keep each resident's checked tokens up to the first that this model would not have written.

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from tokenflow.engines.memory import cpu_budget, tokens_for
+from tokenflow.engines.memory import alone, claim_of
 from tokenflow.engines.sglang.seams import check_seams
 from tokenflow.errors import ModelLoadError, UnsupportedModel
 from tokenflow.settings import prepare_sglang
@@ -135,7 +135,7 @@ def server_arguments(config: ModelConfig, device: str, cuda_graphs: bool, load_f
     if device == "cpu":
         arguments |= {"attention_backend": "torch_native", "mem_fraction_static": _KV_SHARE}
         if config.kv_cache is None:
-            arguments["max_total_tokens"] = _cpu_capacity(path, arguments["dtype"], config)
+            arguments["max_total_tokens"] = alone(claim_of(config, torch.device("cpu")))
     return arguments
 
 
@@ -175,17 +175,6 @@ def _stored_dtype(path: Path) -> str:
     """The dtype of the checkpoint; SGLang's own ``auto`` would halve float32."""
     raw = _text_config(path)
     return str(raw.get("dtype") or raw.get("torch_dtype") or "auto")
-
-
-def _cpu_capacity(path: Path, dtype: str, config: ModelConfig) -> int:
-    """Tokens of KV cache on a CPU, where SGLang would take most of the memory."""
-    raw = _text_config(path)
-    heads = raw["num_attention_heads"]
-    head_dim = raw.get("head_dim") or raw["hidden_size"] // heads
-    size = 2 * raw["num_hidden_layers"] * (raw.get("num_key_value_heads") or heads) * head_dim
-    token_bytes = size * (4 if dtype == "float32" else 2)
-    context = config.context_length or raw["max_position_embeddings"]
-    return tokens_for(cpu_budget(), token_bytes, config.max_requests, context)
 
 
 def _refuse_other_memory(runner: Any, config: ModelConfig) -> None:

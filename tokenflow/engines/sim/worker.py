@@ -16,11 +16,10 @@ from tokenflow.wire.messages import (
     Ready,
     Row,
     RowDone,
-    Score,
     Scored,
     Step,
     StepDone,
-    Stop,
+    ToWorker,
 )
 
 _AWAKE_S = 300e-6
@@ -68,7 +67,7 @@ class SimWorker:
     def close(self) -> None:
         """Nothing is held."""
 
-    def answer(self, message: Step | Score | Hello | Stop) -> StepDone | Scored:
+    def answer(self, message: ToWorker) -> StepDone | Scored:
         """Run a step; :raises ProtocolError: for anything else."""
         if not isinstance(message, Step):
             raise ProtocolError(f"a simulated model cannot answer {type(message).__name__}")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenflow.engines.base import EngineInfo, Extend, Feed, Opened, Scores, StepOutput
 from tokenflow.engines.checks import check_feeds, check_score
-from tokenflow.engines.memory import cpu_budget, tokens_for
+from tokenflow.engines.memory import alone, claim_of
 from tokenflow.engines.torch.config import ModelSpec, read_spec
 from tokenflow.engines.torch.kv import KVCache, Plan
 from tokenflow.engines.torch.model import forward
@@ -26,7 +26,6 @@ from tokenflow.types import ModelConfig
 
 Result = TypeVar("Result")
 
-_GPU_SHARE = 2
 _SCORE_CHUNK = 512
 _SCORE_LOGITS = 2**24
 
@@ -42,7 +41,7 @@ class TorchEngine:
     """
 
     def __init__(self, config: ModelConfig, *, paged: bool | None = None, block_size: int = 16) -> None:
-        device = _device(config.device)
+        device = device_of(config.device)
         if config.dtype != "auto" and config.dtype not in DTYPES:
             raise ModelLoadError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {config.dtype!r}")
         path = Path(config.path)
@@ -174,7 +173,8 @@ def _wanted(extends: Sequence[Extend], plan: Plan, device: torch.device) -> Tens
     return None if wanted == list(range(start)) else torch.tensor(wanted, dtype=torch.int64, device=device)
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device that a recipe names; :raises ModelLoadError: if it is not there."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
@@ -199,7 +199,7 @@ def _cache(
     paged: bool,
     block_size: int,
 ) -> KVCache:
-    capacity = config.kv_cache or _default_capacity(spec, dtype, device, config.max_requests)
+    capacity = config.kv_cache or alone(claim_of(config, device))
     if capacity < (least := block_size if paged else 1):
         raise ModelLoadError(f"kv_cache of {capacity} tokens is too small: it must hold {least} at least")
     if paged:
@@ -221,11 +221,3 @@ def _cache(
         max_open=config.max_requests,
         reuse=config.prefix_cache,
     )
-
-
-def _default_capacity(spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_requests: int) -> int:
-    """Tokens of KV cache; on a GPU within half of what the weights leave free."""
-    token_bytes = 2 * spec.layers * spec.kv_heads * spec.head_dim * dtype.itemsize
-    cuda = device.type == "cuda"
-    budget = torch.cuda.mem_get_info(device)[0] // _GPU_SHARE if cuda else cpu_budget()
-    return tokens_for(budget, token_bytes, max_requests, spec.context_length)

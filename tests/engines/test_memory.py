@@ -1,0 +1,107 @@
+"""What a model will take of its device is read from its files, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tests.engines.tiny import CONTEXT, make_model
+from tests.recipes import ENGINE
+from tokenflow.engines import memory
+from tokenflow.engines.load import claim
+from tokenflow.engines.memory import alone, available_bytes, claim_of
+from tokenflow.engines.torch import TorchEngine
+from tokenflow.errors import ModelLoadError, ModelNotFound, UnsupportedModel
+from tokenflow.types import ModelConfig
+from tokenflow.wire.messages import Claim, DeviceShare
+
+CPU = torch.device("cpu")
+FREE = 2**32
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
+    monkeypatch.setattr(memory, "available_bytes", lambda: FREE)
+    return ModelConfig(path=str(make_model(tmp_path)), device="cpu", max_requests=3)
+
+
+def test_weights_and_cache_are_what_the_engine_really_takes(config: ModelConfig) -> None:
+    (share,) = claim(config).shares
+    engine = TorchEngine(config)
+    weights = engine._weights
+    layers = [
+        tensor for layer in weights.layers for tensor in (layer.qkv, layer.out, layer.gate_up, layer.down)
+    ]
+    held = sum(tensor.nbytes for tensor in (weights.embed, weights.head, *layers))
+    assert 0 <= share.weights - held < 0.05 * held
+    assert share.token == 2 * 2 * 2 * 16 * 4
+    assert engine.info.kv_capacity == alone(claim(config)) == 3 * CONTEXT
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("auto", 4), ("float32", 4), ("bfloat16", 2), ("float16", 2)])
+def test_a_smaller_dtype_takes_less(config: ModelConfig, dtype: str, width: int) -> None:
+    (wide,), (share,) = claim(config).shares, claim(replace(config, dtype=dtype)).shares
+    assert share.token == 2 * 2 * 2 * 16 * width
+    assert share.weights == wide.weights * width // 4
+
+
+def test_what_is_free_is_shared_within_bounds(config: ModelConfig) -> None:
+    (share,) = claim(config).shares
+    assert (share.device, share.usable, share.cache) == ("cpu", int(FREE * 0.9), FREE // 4)
+    assert claim(config).most_tokens == 3 * CONTEXT
+    assert claim(replace(config, context_length=100)).most_tokens == 300
+
+
+def test_the_cache_of_a_machine_with_much_memory_has_an_end(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**40)
+    assert claim(config).shares[0].cache == 8 * 2**30
+
+
+def test_a_model_alone_gets_what_its_weights_leave() -> None:
+    share = DeviceShare("cpu", 1000, 900, 300, 7)
+    assert alone(Claim([share], 10**6)) == 100
+    assert alone(Claim([DeviceShare("cpu", 1000, 350, 300, 7)], 10**6)) == 50
+    assert alone(Claim([share], 40)) == 40
+    assert alone(Claim([DeviceShare("cpu", 10, 10, 300, 7)], 40)) == 1
+
+
+def test_free_memory_is_a_part_of_what_there_is() -> None:
+    assert 2**20 < available_bytes() <= psutil.virtual_memory().total
+
+
+def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    (tmp_path / "memory.current").write_text("3000\n")
+    (tmp_path / "memory.max").write_text("10000\n")
+    assert available_bytes() == 7000
+    (tmp_path / "memory.max").write_text("2000\n")
+    assert available_bytes() == 0
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes() > 2**20
+
+
+def test_what_cannot_be_run_is_refused_for_its_own_reason(config: ModelConfig, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="no such directory"):
+        claim(replace(config, path="/nowhere"))
+    with pytest.raises(UnsupportedModel, match="engine 'tensorrt' does not exist"):
+        claim(replace(config, engine="tensorrt"))
+    with pytest.raises(ModelLoadError, match="dtype must be auto or one of"):
+        claim(replace(config, dtype="int8"))
+    (Path(config.path) / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="only safetensors weights are read"):
+        claim_of(config, CPU)
+
+
+def test_an_own_engine_may_claim_or_see_to_itself(config: ModelConfig, tmp_path: Path) -> None:
+    (tmp_path / "toy.json").write_text('{"claim": ["gpu", 9, 8, 7, 6, 5]}')
+    toy = replace(config, engine=ENGINE)
+    assert claim(toy) == Claim([DeviceShare("gpu", 9, 8, 7, 6)], 5)
+    plain = tmp_path / "engine.py"
+    plain.write_text("def engine(config):\n    pass\n")
+    assert claim(replace(config, engine=f"{plain}:engine")) == Claim([], 0)
