@@ -42,10 +42,7 @@ class WorkerThread(WorkerProcess):
         self.error = self._explain(await self._buried())
         if not self._stopping:
             self.died.set()
-        for waiting in (self._ready, self._step):
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(self.error)
-                waiting.exception()
+        self._fail_waiting()
 
     async def _buried(self) -> int:
         await to_thread.run_sync(self._thread.join)

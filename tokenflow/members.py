@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -10,6 +12,10 @@ from tokenflow.delimiters import resolve_texts
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.vocabulary import require_same_vocabulary
+
+_DIFF_LINES = 40
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,16 @@ class Members:
     eos_token_ids: tuple[int, ...]
     fingerprints: Mapping[str, str]
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What texts are read and written with: the entry model's."""
+        return self.tokenizers[self.recipe.entry]
+
+    @property
+    def chat(self) -> Tokenizer:
+        """What conversations are written with."""
+        return self.tokenizers[self.recipe.chat_template or self.recipe.entry]
+
 
 def load_members(recipe: RecipeIR) -> Members:
     """Find every reachable model with its router heads (fetching what is on the hub), and read its tokenizer.
@@ -41,6 +57,8 @@ def load_members(recipe: RecipeIR) -> Members:
     paths = {name: hub.resolve(recipe.model(name).config.path) for name in names}
     tokenizers = {name: Tokenizer.load(path) for name, path in paths.items()}
     vocab_limit = require_same_vocabulary(tokenizers)
+    if not recipe.chat_template:
+        _compare_templates(recipe.entry, tokenizers)
     eos = {token for tokenizer in tokenizers.values() for token in tokenizer.eos_ids}
     models = tuple(
         replace(model, config=replace(model.config, path=str(paths[model.name])))
@@ -60,3 +78,20 @@ def load_members(recipe: RecipeIR) -> Members:
         eos_token_ids=tuple(sorted(token for token in eos if token < vocab_limit)),
         fingerprints={name: tokenizer.fingerprint for name, tokenizer in tokenizers.items()},
     )
+
+
+def _compare_templates(owner: str, tokenizers: Mapping[str, Tokenizer]) -> None:
+    """Warn where the models of a recipe were trained on different conversations."""
+    sources = {name: tokenizer.chat_template.sources.get("default") for name, tokenizer in tokenizers.items()}
+    own = sources[owner]
+    for name, source in sources.items():
+        if own is None or source is None or source == own:
+            continue
+        lines = difflib.unified_diff(own.splitlines(), source.splitlines(), owner, name, lineterm="", n=1)
+        log.warning(
+            "the chat template of %s differs from that of %s, which is used; name the one to use with "
+            '"chat_template" in the recipe:\n%s',
+            name,
+            owner,
+            "\n".join(list(lines)[:_DIFF_LINES]),
+        )

@@ -11,7 +11,8 @@ from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.system import ActorSystem
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.transcript import Transcript
-from tokenflow.types import Completion, Logprob, StreamEvent, Timing, Token, Usage
+from tokenflow.types import Completion, Logprob, SamplingParams, StreamEvent, Timing, Token, Usage
+from tokenflow.wire.messages import Scored
 
 
 class Reader:
@@ -21,12 +22,12 @@ class Reader:
     follow every commit; without, it catches up when the actor has time to tell.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
-        self.transcript = Transcript(tokenizer, stops)
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
+        self.transcript = Transcript(tokenizer, sampling.stop, special=not sampling.skip_special_tokens)
         self.texts: list[str] = []
         self.news = asyncio.Event()
         self.streaming = False
-        self._eager = bool(stops)
+        self._eager = bool(sampling.stop)
 
     def committed(self, token: int) -> bool:
         """Part of :class:`tokenflow.actors.sequence.Listener`."""
@@ -165,6 +166,22 @@ class Response(AsyncIterator[StreamEvent]):
             timing=Timing(
                 ttft_s=sequence.first_token_at - sequence.submitted_at,
                 latency_s=sequence.finished_at - sequence.submitted_at,
+                queued_s=sequence.admitted_at - sequence.submitted_at,
             ),
             seed=sequence.seed,
         )
+
+
+def scored_tokens(
+    tokenizer: Tokenizer, model: str, tokens: list[int], scored: Scored | None
+) -> tuple[Token, ...]:
+    """The tokens of a prompt with what a model said of all but the first; their texts make up its text."""
+    transcript = Transcript(tokenizer)
+    texts = [transcript.advance(token).text for token in tokens]
+    texts[-1] += transcript.finish().text
+    logprobs = [None, *(scored.logprobs if scored else ())]
+    tops = [[], *(scored.top if scored else ())]
+    return tuple(
+        Token(token, text, model, logprob, tuple(Logprob(*pair) for pair in top))
+        for token, text, logprob, top in zip(tokens, texts, logprobs, tops, strict=True)
+    )

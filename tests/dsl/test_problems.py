@@ -16,7 +16,7 @@ NAME = 'expected a name of letters, digits, "_" and "-" that begins with a lette
 PARAM_NAME = 'expected a name of letters, digits and "_" that begins with a letter'
 SIGNALS = "entropy, entropy_nats, confidence, margin, logprob, token, position, run_length, draw"
 FUNCTIONS = "abs, max, min, head, threshold, at, follows, window, momentum"
-TOP_KEYS = "name, description, entry, params, models, heads, routes, draw, budgets, rollback, batching"
+TOP_KEYS = "name, description, entry, params, models, heads, routes, draw, budgets, rollback, sampling, chat_template, scorer, batching"
 MODEL_KEYS = (
     "path, engine, dtype, device, context_length, kv_cache, max_requests, max_batch_tokens, "
     "prefix_cache, threads, tensor_parallel, verify"

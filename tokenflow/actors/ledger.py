@@ -61,6 +61,13 @@ class Ledger:
         for index, pool in enumerate(self._pools):
             self._used[index] += pool.blocks(length) - pool.blocks(before)
 
+    def use(self) -> list[tuple[int, int]]:
+        """Tokens booked and tokens there are, per model in the order of the pools."""
+        return [
+            (used * pool.block_size, limit * pool.block_size)
+            for used, limit, pool in zip(self._used, self._limits, self._pools, strict=True)
+        ]
+
     def release(self, request: int) -> None:
         """Forget a request that may not be held."""
         length = self._held.pop(request, 0)

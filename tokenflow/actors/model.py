@@ -92,6 +92,15 @@ class ModelActor:
         self._truncates: dict[int, int] = {}
         self._steps = 0
 
+    @property
+    def ready(self) -> int:
+        """Requests in the mailbox."""
+        return len(self._mailbox)
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether the worker has KV cache of a request."""
+        return sequence.id in self._sent
+
     def admit(self, sequence: Sequence) -> None:
         """Take a new request, or one that is rebuilt here: its prefill never waits for a threshold."""
         self._mailbox.put(sequence, urgent=True)

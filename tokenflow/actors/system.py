@@ -6,6 +6,7 @@ to memory, preemption, thresholds, the end of a request.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -16,12 +17,14 @@ from tokenflow.actors.budgets import Budgets
 from tokenflow.actors.ledger import Ledger, Pool
 from tokenflow.actors.model import ModelActor
 from tokenflow.actors.process import WorkerProcess
+from tokenflow.actors.scoring import Scoring
 from tokenflow.actors.sequence import Phase, Sequence
+from tokenflow.actors.status import model_statuses
 from tokenflow.actors.thresholds import feasible
 from tokenflow.dsl.ir import ModelIR, PythonIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
 from tokenflow.errors import ModelLoadError, RequestCancelled, RouterClosed, TokenflowError
-from tokenflow.types import FinishReason
+from tokenflow.types import FinishReason, RouterStatus
 from tokenflow.wire.messages import VERSION, HeadSpec, Hello, PythonSpec, Ready, RouteRule, Step, StepDone
 
 Observer = Callable[[str, Step, StepDone], None]
@@ -48,6 +51,7 @@ class ActorSystem:
         self.recipe = recipe
         self.actors: dict[int, ModelActor] = {}
         self.budgets = Budgets({recipe.model(name).code: budget for name, budget in recipe.budgets.items()})
+        self.scoring = Scoring()
         self.context_length = 0
         self.error: TokenflowError | None = None
         self._vocab_limit = vocab_limit
@@ -75,6 +79,17 @@ class ActorSystem:
         """Most tokens (prompt and output) of one request: the smallest context or KV cache of the recipe,
         less what may be tentative."""
         return min(self.context_length, self._ledger.longest) - self.recipe.rollback
+
+    @property
+    def status(self) -> RouterStatus:
+        """What all of it is doing."""
+        return RouterStatus(
+            running=len(self._active),
+            queued=len(self._queue),
+            slots=self._ledger.slots,
+            longest=self.longest,
+            models=model_statuses(self.actors, self._ledger, self._active.values()),
+        )
 
     async def start(self, tasks: TaskGroup) -> None:
         """Start every worker at once, wait until all are ready, then start the actors in ``tasks``.
@@ -118,8 +133,7 @@ class ActorSystem:
         :raises RouterClosed: if the system is stopped.
         :raises WorkerDied: if a worker it needs is gone.
         """
-        if self.error is not None:
-            raise type(self.error)(str(self.error))
+        self.require_running()
         if not self.budgets.allows(sequence, sequence.holder):
             sequence.holder = self.recipe.model(self.recipe.entry).code
         self._queue.append(sequence)
@@ -127,6 +141,15 @@ class ActorSystem:
         # come straight back and be preempted again.
         if len(self._queue) == 1:
             self._admit()
+
+    def require_running(self) -> None:
+        """Refuse what comes too late.
+
+        :raises RouterClosed: if the system is stopped.
+        :raises WorkerDied: if a worker it needs is gone.
+        """
+        if self.error is not None:
+            raise type(self.error)(str(self.error))
 
     def abort(self, sequence: Sequence) -> None:
         """End a request wherever it is: queued, waiting, running, or on its way to a peer.  Idempotent."""
@@ -182,6 +205,7 @@ class ActorSystem:
             self._queue.popleft()
             self._ledger.hold(sequence.id, len(sequence.tokens) + 1)
             sequence.phase = Phase.ACTIVE
+            sequence.admitted_at = sequence.admitted_at or time.monotonic()
             self._active[sequence.id] = sequence
             self._set_thresholds()
             self.actors[sequence.holder].admit(sequence)

@@ -38,6 +38,11 @@ def describe(recipe: RecipeIR) -> str:
         verifying = [model.name for model in recipe.models if model.config.verify]
         checked = f", checked by {', '.join(verifying)}" if verifying else ""
         lines.append(f"rollback: up to {recipe.rollback} tentative tokens{checked}")
+    if recipe.sampling:
+        settings = ", ".join(f"{name} {value}" for name, value in recipe.sampling.items())
+        lines.append(f"sampling: {settings}")
+    lines += [f"chat template: that of {recipe.chat_template}"] if recipe.chat_template else []
+    lines += [f"prompts are scored by {recipe.scorer}"] if recipe.scorer else []
     thresholds = ", ".join(f"{name} {count}" for name, count in recipe.batching.thresholds.items())
     lines.append(f"batching: {recipe.batching.policy}, thresholds {thresholds}")
     return "\n".join(lines)

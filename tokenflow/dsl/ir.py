@@ -108,7 +108,10 @@ class RecipeIR:
     first, for which :func:`tokenflow.dsl.weights.first_writer` does.  Otherwise it is empty.
 
     Up to ``rollback`` tokens at the end of the output are tentative until a model with ``verify`` has seen
-    them.  ``source`` is the file that the recipe came from, empty if there is none.
+    them.  ``sampling`` holds settings for requests that do not give their own, by the names of
+    :class:`tokenflow.types.SamplingParams`.  ``chat_template`` names the model whose template writes
+    conversations, and ``scorer`` the one that scores prompts; empty if there is none.  ``source`` is the file
+    that the recipe came from, empty if there is none.
     """
 
     name: str
@@ -122,6 +125,9 @@ class RecipeIR:
     draw: tuple[tuple[str, Expr], ...] = ()
     budgets: Mapping[str, BudgetIR] = field(default_factory=dict)
     rollback: int = 0
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    chat_template: str = ""
+    scorer: str = ""
     source: str = ""
     description: str = ""
 

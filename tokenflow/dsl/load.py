@@ -104,6 +104,9 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
         draw=tuple(weights.items()),
         budgets={name: BudgetIR(**budget.model_dump()) for name, budget in recipe.budgets.items()},
         rollback=recipe.rollback,
+        sampling=recipe.sampling.model_dump(exclude_unset=True),
+        chat_template=recipe.chat_template,
+        scorer=recipe.scorer,
         source=source,
         description=recipe.description,
     )

@@ -62,6 +62,9 @@ class Recipe:
     :param draw: weights by model, as in YAML: every token's writer is drawn.
     :param budgets: what a model may write at most, as in YAML.
     :param rollback: how many tokens at the end of the output are tentative.
+    :param sampling: settings for requests that do not give their own, as in YAML.
+    :param chat_template: name of the model whose chat template is used; the entry's if there is none.
+    :param scorer: name of the model that scores prompts.
     :param description: one sentence for people.
     """
 
@@ -76,6 +79,9 @@ class Recipe:
         draw: Mapping[str, Any] | None = None,
         budgets: Mapping[str, Any] | None = None,
         rollback: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        scorer: str | None = None,
         description: str | None = None,
     ) -> None:
         given = {
@@ -88,6 +94,9 @@ class Recipe:
             "draw": draw,
             "budgets": budgets,
             "rollback": rollback,
+            "sampling": sampling,
+            "chat_template": chat_template,
+            "scorer": scorer,
         }
         self.data = {key: value for key, value in given.items() if value is not None}
         self.place = _caller()

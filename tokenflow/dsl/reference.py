@@ -14,6 +14,7 @@ _SECTIONS = {
     "Rule": "routes.<model>[]",
     "Head": "heads.<name>",
     "Budget": "budgets.<model>",
+    "Sampling": "sampling",
     "Batching": "batching",
 }
 

@@ -105,6 +105,27 @@ class Budget(_Shape):
     """At most so many tokens."""
 
 
+class Sampling(_Shape):
+    """How tokens are drawn where a request does not say; without it, every response is greedy."""
+
+    max_tokens: Count | None = None
+    """Most output tokens; None means as many as the context allows."""
+    temperature: Annotated[float, Field(ge=0, le=3.4e38)] = 0.0
+    """0 is greedy."""
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = 0
+    """Keep the k most probable tokens; 0 and -1 keep all."""
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Keep the smallest set of most probable tokens whose mass reaches top_p."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Drop tokens less probable than min_p times the most probable one."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=3.4e38)] = 1.0
+    """Above 1 discourages every token that occurs in the prompt or the output."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted from the logit of every token in the output."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted once per occurrence in the output."""
+
+
 class Batching(_Shape):
     """How many ready requests a model waits for."""
 
@@ -139,6 +160,12 @@ class Recipe(_Shape):
     """What models may write at most of one response."""
     rollback: Annotated[int, Field(ge=1, le=MAX_ROLLBACK)] = 0
     """How many of the last tokens may be tentative, until a model with verify has checked them."""
+    sampling: Sampling = Sampling()
+    """How tokens are drawn where a request does not say."""
+    chat_template: str = ""
+    """The model whose chat template writes conversations; without one, the entry's."""
+    scorer: str = ""
+    """The model that gives prompts their log-probabilities, where a request asks for them (echo)."""
     batching: Batching = Batching()
     """When a model starts a batch."""
 
@@ -305,6 +332,7 @@ _MESSAGES: dict[str, Callable[[Path, ErrorDetails], str]] = {
     "string_too_short": lambda path, error: "must not be empty",
     "string_too_long": _bound("at most", "max_length", " characters long"),
     "finite_number": _expected("a finite number"),
+    "greater_than": _bound("above", "gt"),
     "greater_than_equal": _bound("at least", "ge"),
     "less_than_equal": _bound("at most", "le"),
     "too_short": lambda path, error: "at least one model is needed",
