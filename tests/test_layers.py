@@ -32,9 +32,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prompts": LEAVES | {"text"},
     "response": LEAVES | {"wire", "text", "actors"},
     "router": LEAVES | {"wire", "planner", "dsl", "text", "hub", "actors", "members", "prompts", "response"},
-    "server": LEAVES | {"dsl", "text", "router"},
+    "server": LEAVES | {"wire", "dsl", "text", "prompts", "response", "router", "loop"},
     "console": LEAVES,
-    "run": LEAVES | {"dsl", "prompts", "router", "console"},
+    "loop": LEAVES,
+    "run": LEAVES | {"dsl", "prompts", "router", "console", "loop"},
     "cli": LEAVES | {"dsl", "router", "server", "console", "run"},
     "tokenflow": LEAVES | {"dsl", "router"},
 }

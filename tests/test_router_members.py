@@ -110,7 +110,7 @@ async def test_the_status_tells_what_was_done_and_that_nothing_is_left(pair: Rou
     before = pair.status
     answer = await pair.generate(PROMPT, max_tokens=20)
     after = pair.status
-    assert (after.running, after.queued, after.slots) == (0, 0, 64)
+    assert after.load == (0, 0, 64)
     assert after.longest == 1024
     for old, new in zip(before.models, after.models, strict=True):
         assert new.committed_tokens - old.committed_tokens == answer.usage.by_model[new.name]
@@ -122,7 +122,7 @@ async def test_the_status_tells_what_was_done_and_that_nothing_is_left(pair: Rou
                 break
         status = pair.status
         small, large = status.models
-        assert (status.running, small.pending + large.pending) == (1, 1)
+        assert (status.load.running, small.pending + large.pending) == (1, 1)
         assert small.kv_used == large.kv_used > len(PROMPT)
 
 
@@ -140,6 +140,7 @@ async def test_without_a_scorer_nobody_guesses_one(recipe: RecipeIR, tmp_path: P
 async def test_a_router_that_does_not_run_has_no_status(recipe: RecipeIR) -> None:
     router = Router(recipe)
     assert router.models == ("slm", "llm")
-    for ask in (lambda: router.status, lambda: router.tokenizer, router.require_running):
+    assert isinstance(router.down, RouterClosed)
+    for ask in (lambda: router.status, lambda: router.tokenizer, lambda: router.load):
         with pytest.raises(RouterClosed):
             ask()

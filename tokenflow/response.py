@@ -66,6 +66,14 @@ class Response(AsyncIterator[StreamEvent]):
         self._told = 0
         self._ended = False
 
+    async def begin(self) -> None:
+        """Check the request and queue it, without waiting for what it gains.
+
+        :raises InvalidRequest: if the prompt or a sampling value is wrong.
+        :raises TokenflowError: if the router or a model it needs failed.
+        """
+        await self._begun()
+
     async def completion(self) -> Completion:
         """Wait for the end.
 

@@ -20,13 +20,13 @@ from tokenflow.actors.sequence import Sequence as Request
 from tokenflow.actors.system import ActorSystem, Observer
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.weights import first_writer
-from tokenflow.errors import ContextTooLong, InvalidRequest, RouterClosed
+from tokenflow.errors import ContextTooLong, InvalidRequest, RouterClosed, TokenflowError
 from tokenflow.members import Members, load_members
 from tokenflow.prompts import Prompt, check_known_ids, encode, param_values, sampling_params, text_length
 from tokenflow.random import DRAW, uniform
 from tokenflow.response import Reader, Response, scored_tokens
 from tokenflow.text.tokenizer import Tokenizer
-from tokenflow.types import MAX_TOP_LOGPROBS, Completion, RouterStatus, SamplingParams, Token
+from tokenflow.types import MAX_TOP_LOGPROBS, Completion, Load, RouterStatus, SamplingParams, Token
 
 _STOP_GRACE_S = 5.0
 _LONG_TEXT = 4_000
@@ -134,13 +134,17 @@ class Router:
         """What the router is doing, and has done; :raises RouterClosed: if it is not running."""
         return self._running()[0].status
 
-    def require_running(self) -> None:
-        """Refuse if nothing can be answered now.
+    @property
+    def load(self) -> Load:
+        """How busy the router is; :raises RouterClosed: if it is not running."""
+        return self._running()[0].load
 
-        :raises RouterClosed: if the router is not running.
-        :raises WorkerDied: if a model's worker is gone for good.
-        """
-        self._running()[0].require_running()
+    @property
+    def down(self) -> TokenflowError | None:
+        """Why nothing can be answered: the router is not running, or a model's worker is gone for good."""
+        if self._system is None:
+            return RouterClosed("the router is not running")
+        return self._system.error
 
     async def generate(
         self,

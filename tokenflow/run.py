@@ -17,6 +17,7 @@ import anyio
 
 from tokenflow.console import Painter, share_line
 from tokenflow.errors import InvalidRequest, RecipeError, RequestError, TokenflowError
+from tokenflow.loop import loop_factory
 from tokenflow.prompts import Prompt, sampling_params
 from tokenflow.router import Router
 from tokenflow.settings import settings
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         with ExitStack() as files:
             source = files.enter_context(_open_rows(args.input)) if args.input else None
             sink = files.enter_context(Path(args.output).open("w", encoding="utf-8")) if args.output else None
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(_run(args, router, sampling, text, source, sink))
     except RecipeError as error:
         print(error, file=sys.stderr)
@@ -78,14 +79,6 @@ def _read_stdin() -> str:
 def _open_rows(path: str) -> TextIO:
     """The input file; bytes that are no UTF-8 fail the row they are in, not the file."""
     return Path(path).open(encoding="utf-8", errors="surrogateescape")
-
-
-def _loop_factory() -> Any:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 async def _run(

@@ -38,6 +38,11 @@ def settings() -> Settings:
     )
 
 
+def option(name: str) -> str | None:
+    """What ``TOKENFLOW_<name>`` says; nothing if it is not set, or empty."""
+    return os.environ.get(f"TOKENFLOW_{name}") or None
+
+
 def worker_environment(threads: int) -> dict[str, str]:
     """The environment of a worker process that may use ``threads`` cores.
 

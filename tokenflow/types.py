@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tokenflow.errors import InvalidRequest
 
@@ -280,16 +280,18 @@ class ModelStatus:
     step_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RouterStatus:
-    """What a router is doing: requests ``running`` on its models, and ``queued`` for memory on them.
-
-    ``longest`` is how many tokens (prompt and output) one request can have, and ``slots`` how many requests
-    can run at once.
-    """
+class Load(NamedTuple):
+    """Requests ``running`` on the models, ``queued`` for memory there, and how many can run at once."""
 
     running: int
     queued: int
     slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouterStatus:
+    """What a router is doing; ``longest`` is how many tokens (prompt and output) a request can have."""
+
+    load: Load
     longest: int
     models: tuple[ModelStatus, ...]

@@ -24,7 +24,7 @@ from tokenflow.actors.thresholds import feasible
 from tokenflow.dsl.ir import ModelIR, PythonIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
 from tokenflow.errors import ModelLoadError, RequestCancelled, RouterClosed, TokenflowError
-from tokenflow.types import FinishReason, RouterStatus
+from tokenflow.types import FinishReason, Load, RouterStatus
 from tokenflow.wire.messages import VERSION, HeadSpec, Hello, PythonSpec, Ready, RouteRule, Step, StepDone
 
 Observer = Callable[[str, Step, StepDone], None]
@@ -81,12 +81,15 @@ class ActorSystem:
         return min(self.context_length, self._ledger.longest) - self.recipe.rollback
 
     @property
+    def load(self) -> Load:
+        """How busy it is."""
+        return Load(len(self._active), len(self._queue), self._ledger.slots)
+
+    @property
     def status(self) -> RouterStatus:
         """What all of it is doing."""
         return RouterStatus(
-            running=len(self._active),
-            queued=len(self._queue),
-            slots=self._ledger.slots,
+            load=self.load,
             longest=self.longest,
             models=model_statuses(self.actors, self._ledger, self._active.values()),
         )
