@@ -25,8 +25,8 @@ class Reader:
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
         self.transcript = Transcript(tokenizer, sampling.stop, special=not sampling.skip_special_tokens)
         self.texts: list[str] = []
-        self.news = asyncio.Event()
         self.streaming = False
+        self._waiter: asyncio.Future[None] | None = None
         self._eager = bool(sampling.stop)
 
     def committed(self, token: int) -> bool:
@@ -43,8 +43,17 @@ class Reader:
                 if token in sequence.limits.stop_ids:
                     break
                 self._read(token)
-        if self.streaming or sequence.phase is Phase.FINISHED:
-            self.news.set()
+        waiter = self._waiter
+        if waiter is not None and (self.streaming or sequence.phase is Phase.FINISHED) and not waiter.done():
+            waiter.set_result(None)
+
+    async def news(self) -> None:
+        """Wait for news: of tokens while ``streaming``, else of the end."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def _read(self, token: int) -> None:
         self.texts.append(self.transcript.advance(token).text)
@@ -88,7 +97,7 @@ class Response(AsyncIterator[StreamEvent]):
     async def __anext__(self) -> StreamEvent:
         if self._ended:
             raise StopAsyncIteration
-        sequence, reader = await self._begun()
+        sequence, reader = self._request or await self._begun()
         reader.streaming = True
         while sequence.phase is not Phase.FINISHED and len(reader.texts) == self._told:
             await self._news(reader)
@@ -130,9 +139,8 @@ class Response(AsyncIterator[StreamEvent]):
         return self._request
 
     async def _news(self, reader: Reader) -> None:
-        reader.news.clear()
         try:
-            await reader.news.wait()
+            await reader.news()
         except BaseException:
             self.close()
             raise
@@ -146,7 +154,7 @@ class Response(AsyncIterator[StreamEvent]):
                 text=texts[index] if index < len(texts) else "",
                 model=self._names[sequence.writers[index]],
                 logprob=sequence.logprobs[index],
-                top_logprobs=tuple(Logprob(*pair) for pair in sequence.tops[index]),
+                top_logprobs=tuple([Logprob(*pair) for pair in sequence.tops[index]]),
             )
             for index in range(start, end)
         )

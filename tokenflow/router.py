@@ -29,7 +29,7 @@ from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.types import MAX_TOP_LOGPROBS, Completion, Load, RouterStatus, SamplingParams, Token
 
 _STOP_GRACE_S = 5.0
-_LONG_TEXT = 4_000
+_LONG_TEXT = 2_000
 """Characters from which a prompt is tokenized in a thread, so that nobody else's tokens wait for it."""
 _LONG_PROMPT = 4_000
 """Tokens from which a scored prompt is put together in a thread."""

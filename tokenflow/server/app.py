@@ -1,24 +1,13 @@
-"""The server's application: its endpoints, and what errors become."""
+"""The server's application: its endpoints."""
 
 from __future__ import annotations
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
-from tokenflow.errors import TokenflowError
 from tokenflow.server import catalogue, chat, completions, health, native, tokens
-from tokenflow.server.errors import ApiError, no_route
 from tokenflow.server.gateway import Gateway
 from tokenflow.server.openapi import openapi
-from tokenflow.server.records import service_of
 from tokenflow.server.service import Service
-from tokenflow.server.transport import ClientGone, failed
-
-_NAMES = {"/v1/completions": completions.NAMES, "/v1/chat/completions": chat.NAMES, "/generate": native.NAMES}
 
 ROUTES = [
     Route("/v1/models", catalogue.models),
@@ -44,33 +33,6 @@ ROUTES = [
 ]
 
 
-def create_app(service: Service) -> Starlette:
-    """The application of a service."""
-    app = Starlette(
-        routes=ROUTES,
-        middleware=[Middleware(Gateway, service=service)],
-        exception_handlers={
-            ApiError: _refused,
-            TokenflowError: _refused,
-            ClientGone: _gone,
-            HTTPException: _no_route,
-            Exception: _refused,
-        },
-    )
-    app.state.service = service
-    return app
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    return failed(service_of(request).error(error, _NAMES.get(request.url.path)))
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    service_of(request).metrics.aborted()
-    return Response(status_code=499)
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    told = no_route(error.status_code, request.method, request.url.path)
-    return failed(told)
+def create_app(service: Service) -> Gateway:
+    """The ASGI application of a service."""
+    return Gateway(Router(ROUTES, redirect_slashes=False), service)

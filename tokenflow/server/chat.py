@@ -12,7 +12,7 @@ from starlette.responses import Response as Answer
 
 from tokenflow.server.answers import Extras, Ours, Usage, ours, usage
 from tokenflow.server.errors import invalid
-from tokenflow.server.generation import Wish, answer, check_count, prepare
+from tokenflow.server.generation import Wish, answer, check_count, prepare, renamed
 from tokenflow.server.logprobs import Speller, chat_logprobs
 from tokenflow.server.records import record_of, service_of
 from tokenflow.server.requests import Chat, chat_variables, decode
@@ -20,7 +20,7 @@ from tokenflow.server.transport import event as sse
 from tokenflow.server.transport import read_body
 from tokenflow.types import Completion, StreamEvent, Token
 
-NAMES = {"prompt": "messages"}
+_NAMES = {"prompt": "messages"}
 
 
 class Message(Struct, frozen=True):
@@ -159,7 +159,7 @@ async def chat(request: Request) -> Answer:
     settings = {**asked.sampling(), "logprobs": asked.logprobs, "top_logprobs": asked.top_logprobs}
     if asked.max_completion_tokens is not None:
         settings["max_tokens"] = asked.max_completion_tokens
-    with service.preparing(n):
+    with renamed(_NAMES), service.preparing(n):
         prompt = await service.router.encode(asked.messages, template=chat_variables(asked))
         wishes = [Wish(prompt, {**settings, "choice": choice}) for choice in range(n)]
         responses = await prepare(service, wishes, target.member, asked.params)
@@ -170,4 +170,4 @@ async def chat(request: Request) -> Answer:
         service.speller(as_ids=bool(asked.return_tokens_as_token_ids)),
         service.verifying,
     )
-    return await answer(service, request, responses, shape, bool(asked.stream), NAMES)
+    return await answer(service, request, responses, shape, bool(asked.stream))

@@ -14,7 +14,7 @@ from starlette.responses import Response as Answer
 from tokenflow.prompts import Prompt
 from tokenflow.server.answers import Extras, Ours, Usage, ours, usage
 from tokenflow.server.errors import invalid
-from tokenflow.server.generation import Wish, answer, check_count, paced, prepare
+from tokenflow.server.generation import Wish, answer, check_count, paced, prepare, renamed
 from tokenflow.server.logprobs import Speller, text_logprobs
 from tokenflow.server.records import record_of, service_of
 from tokenflow.server.requests import Completions, decode
@@ -23,7 +23,7 @@ from tokenflow.server.transport import event as sse
 from tokenflow.server.transport import read_body, unless_gone
 from tokenflow.types import Completion, StreamEvent, Token
 
-NAMES = {"top_logprobs": "logprobs"}
+_NAMES = {"top_logprobs": "logprobs"}
 _DEFAULT_TOKENS = 16
 
 
@@ -155,7 +155,7 @@ async def completions(request: Request) -> Answer:
     check_count(n, "n")
     check_count(n * len(prompts), "prompt")
     silent = asked.max_tokens == 0 and bool(asked.echo)
-    with service.preparing(n * len(prompts)):
+    with renamed(_NAMES), service.preparing(n * len(prompts)):
         special = asked.add_special_tokens is not False
         ids = [
             await service.router.encode(prompt, add_special_tokens=special) async for prompt in paced(prompts)
@@ -183,7 +183,7 @@ async def completions(request: Request) -> Answer:
         service.speller(as_ids=bool(asked.return_tokens_as_token_ids)),
         service.verifying,
     )
-    return await answer(service, request, responses, shape, bool(asked.stream), NAMES)
+    return await answer(service, request, responses, shape, bool(asked.stream))
 
 
 def split(prompt: str | list[Any]) -> list[Prompt]:

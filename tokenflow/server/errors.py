@@ -20,6 +20,7 @@ from tokenflow.errors import (
     WorkerDied,
 )
 
+INTERNAL = "internal_error"
 RETRY_AFTER_S = 1
 _LONGEST_MESSAGE = 1_000
 _PATH = re.compile(r"(?<![\w.:/])/(?:[\w.@+-]+/)+([\w.@+-]+)")
@@ -112,20 +113,17 @@ def worker_died(error: TokenflowError) -> ApiError:
 def internal() -> ApiError:
     """Something that should not have happened; the log says what."""
     message = "internal error; the server's log has the details"
-    return ApiError(500, "server_error", "internal_error", message, None, _NO_RETRY)
+    return ApiError(500, "server_error", INTERNAL, message, None, _NO_RETRY)
 
 
-def api_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
-    """What a client is told of an error.
-
-    :param names: what the client's request calls the settings of a router that errors name.
-    """
+def api_error(error: Exception) -> ApiError:
+    """What a client is told of an error."""
     match error:
         case ApiError():
             return error
         case InvalidRequest():
             code = "context_length_exceeded" if isinstance(error, ContextTooLong) else "invalid_value"
-            return invalid(str(error), (names or {}).get(error.param or "", error.param), code)
+            return invalid(str(error), error.param, code)
         case RequestCancelled() | RouterClosed():
             return not_ready(_first_line(error))
         case RouteFailed():

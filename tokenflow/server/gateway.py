@@ -9,28 +9,33 @@ import logging
 import time
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenflow.server.errors import ApiError, wrong_key
+from tokenflow.server.errors import INTERNAL, ApiError, no_route, wrong_key
 from tokenflow.server.records import Record, new_record
 from tokenflow.server.service import Service
-from tokenflow.server.transport import failed
+from tokenflow.server.transport import ClientGone, failed
 
 GENERATING = frozenset(("/v1/completions", "/v1/chat/completions", "/generate"))
 """Endpoints that make tokens."""
 
 access = logging.getLogger("tokenflow.access")
+log = logging.getLogger("tokenflow.server")
 
 
 class Gateway:
-    """Wraps an application."""
+    """The way into an application, and the way out for its errors."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.service = service
         self._app = app
-        self._service = service
         self._keys = [_digest(key) for key in service.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"only HTTP is served, got {scope['type']!r}")
+        scope["app"] = self
         record = new_record(scope)
 
         async def begin(message: Message) -> None:
@@ -39,27 +44,40 @@ class Gateway:
                 MutableHeaders(raw=message["headers"])["x-request-id"] = record.id
             await send(message)
 
-        generating = scope["path"] in GENERATING and scope["method"] == "POST"
+        generating = scope["path"] in GENERATING
         if generating:
-            self._service.enter()
+            self.service.enter()
         try:
             self._admit(scope, generating)
             await self._app(scope, receive, begin)
-        except ApiError as error:
-            await failed(error)(scope, receive, begin)
+        except ClientGone:
+            self.service.metrics.aborted()
+        except Exception as error:
+            told = self._told(scope, error)
+            if record.status:
+                raise
+            await failed(told)(scope, receive, begin)
         finally:
             if generating:
-                self._service.leave()
-            if self._service.access_log:
+                self.service.leave()
+            if self.service.access_log:
                 access.info(_line(scope, record))
+
+    def _told(self, scope: Scope, error: Exception) -> ApiError:
+        if isinstance(error, HTTPException):
+            return no_route(error.status_code, scope["method"], scope["path"])
+        told = self.service.error(error)
+        if told.code == INTERNAL:
+            log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+        return told
 
     def _admit(self, scope: Scope, generating: bool) -> None:
         """Refuse early what need not be read."""
         if self._keys and (generating or scope["path"].startswith("/v1")):
             self._check_key(scope)
         if generating:
-            self._service.require_serving()
-            self._service.require_room()
+            self.service.require_serving()
+            self.service.require_room()
 
     def _check_key(self, scope: Scope) -> None:
         given = dict(scope["headers"]).get(b"authorization", b"")

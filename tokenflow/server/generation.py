@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -13,6 +14,7 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import Response as Answer
 
+from tokenflow.errors import InvalidRequest
 from tokenflow.response import Response
 from tokenflow.server.errors import invalid
 from tokenflow.server.records import record_of
@@ -48,6 +50,21 @@ class Shape(Protocol):
         """The answer that is not streamed, as plain data."""
 
 
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about settings name them as the client does.
+
+    :param names: what the client's request calls the settings of a router.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param is None or error.param not in names:
+            raise
+        name = names[error.param]
+        raise type(error)(str(error).replace(error.param, name, 1), name) from None
+
+
 async def prepare(
     service: Service, wishes: Sequence[Wish], member: str | None, params: Mapping[str, float] | None
 ) -> list[Response]:
@@ -69,12 +86,7 @@ async def prepare(
 
 
 async def answer(
-    service: Service,
-    request: Request,
-    responses: Sequence[Response],
-    shape: Shape,
-    stream: bool,
-    names: Mapping[str, str],
+    service: Service, request: Request, responses: Sequence[Response], shape: Shape, stream: bool
 ) -> Answer:
     """The answer to a request, streamed or whole.
 
@@ -98,7 +110,7 @@ async def answer(
         finished(completions)
         await events.end(shape.last(completions))
 
-    return EventStream(feed, partial(service.error, names=dict(names)), service.metrics.aborted)
+    return EventStream(feed, service.error, service.metrics.aborted)
 
 
 async def _complete(responses: Sequence[Response]) -> list[Completion]:
@@ -117,7 +129,7 @@ async def _follow(
 ) -> list[Completion]:
     """Stream every response as it grows."""
     done: dict[int, Completion] = {}
-    turn = asyncio.Lock()
+    send = events.send if len(responses) == 1 else events.send_in_turn
 
     async def follow(index: int, response: Response) -> None:
         before = 0.0
@@ -125,8 +137,7 @@ async def _follow(
             async for event in response:
                 if event.completion is not None:
                     done[index] = event.completion
-                async with turn:
-                    await events.send(shape.events(index, event))
+                await send(shape.events(index, event))
                 now = time.monotonic()
                 if before and event.tokens:
                     service.metrics.streamed(now - before, len(event.tokens))

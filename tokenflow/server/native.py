@@ -12,7 +12,7 @@ from starlette.responses import Response as Answer
 
 from tokenflow.prompts import Prompt
 from tokenflow.server.errors import invalid
-from tokenflow.server.generation import Wish, answer, check_count, paced, prepare
+from tokenflow.server.generation import Wish, answer, check_count, paced, prepare, renamed
 from tokenflow.server.logprobs import Speller, number
 from tokenflow.server.records import record_of, service_of
 from tokenflow.server.requests import Generate, Generation, convert, decode, refuse
@@ -21,7 +21,7 @@ from tokenflow.server.transport import Json, read_body, unless_gone
 from tokenflow.server.transport import event as sse
 from tokenflow.types import Completion, StreamEvent, Token
 
-NAMES = {
+_NAMES = {
     "prompt": "text",
     "max_tokens": "sampling_params.max_new_tokens",
     "min_tokens": "sampling_params.min_new_tokens",
@@ -116,7 +116,7 @@ async def generate(request: Request) -> Answer:
     count = n * len(prompts)
     check_count(count, "sampling_params.n")
     start = -1 if asked.logprob_start_len is None else asked.logprob_start_len
-    with service.preparing(count):
+    with renamed(_NAMES), service.preparing(count):
         ids = [await service.router.encode(prompt) async for prompt in paced(prompts)]
         inputs: list[tuple[Token, ...]] = []
         if asked.return_logprob and start >= 0:
@@ -131,7 +131,7 @@ async def generate(request: Request) -> Answer:
         service.speller(),
         batch or n > 1,
     )
-    return await answer(service, request, responses, shape, bool(asked.stream), NAMES)
+    return await answer(service, request, responses, shape, bool(asked.stream))
 
 
 def split(asked: Generate) -> tuple[list[Prompt], bool]:

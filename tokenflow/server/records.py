@@ -50,4 +50,4 @@ def record_of(request: Request) -> Record:
 
 def service_of(request: Request) -> Service:
     """What the request's server shares."""
-    return cast(Service, request.app.state.service)
+    return cast(Service, request.app.service)

@@ -39,6 +39,7 @@ from tokenflow.server.service import Service, State
 _EXIT_OK, _EXIT_FAILURE, _EXIT_USAGE, _EXIT_INTERRUPT = 0, 1, 2, 130
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
+_DELAY_SAMPLE_S = 0.02
 _FAREWELL_S = 3
 """What a client that does not read gets to take its last event."""
 
@@ -175,6 +176,7 @@ async def _live(service: Service, chosen: Options, address: str) -> int:
                 gc.freeze()
                 _say(f"{recipe.name}: ready in {time.monotonic() - started:.1f} s at {address}")
                 _say(f"try: {_example(service, address)}")
+                tasks.start_soon(_watch_loop, service)
                 await first.wait()
                 service.state = State.DRAINING
                 _say(f"draining: {service.open} open requests, {chosen.drain_timeout:g} s at most")
@@ -194,6 +196,15 @@ async def _hear(
     async for _ in signals:
         (second if first.is_set() else first).set()
         interrupt()
+
+
+async def _watch_loop(service: Service) -> None:
+    """Measure how late the event loop is."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _DELAY_SAMPLE_S
+        await asyncio.sleep(_DELAY_SAMPLE_S)
+        service.metrics.delayed(max(0.0, loop.time() - due))
 
 
 async def _drain(service: Service, timeout_s: float, hurry: anyio.Event) -> None:
@@ -243,7 +254,7 @@ def _log(chosen: Options) -> None:
 def _example(service: Service, address: str) -> str:
     body = {"model": service.names[0], "prompt": "Q: 93*7=?\nA: ", "max_tokens": 100}
     key = " -H 'authorization: Bearer KEY'" if service.api_keys else ""
-    return f"curl {address}/v1/completions{key} -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
+    return f"curl {address}/v1/completions{key} -d {shlex.quote(json.dumps(body))}"
 
 
 def _say(text: str) -> None:

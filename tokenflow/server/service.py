@@ -168,12 +168,9 @@ class Service:
         finally:
             self._preparing -= responses
 
-    def error(self, error: Exception, names: dict[str, str] | None = None) -> ApiError:
-        """What a client is told of an error.
-
-        :param names: what its request calls the settings of a router that errors name.
-        """
-        told = api_error(error, names)
+    def error(self, error: Exception) -> ApiError:
+        """What a client is told of an error."""
+        told = api_error(error)
         if isinstance(error, TokenflowError) and not isinstance(error, RequestError):
             if self.state is not State.SERVING:
                 told = not_ready(self.state.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -97,6 +98,7 @@ class Events:
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
         self._send = send
         self._headers = headers
+        self._turn = asyncio.Lock()
         self.begun = False
 
     async def send(self, events: bytes) -> None:
@@ -111,6 +113,11 @@ class Events:
                 }
             )
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def send_in_turn(self, events: bytes) -> None:
+        """The same, for several tasks."""
+        async with self._turn:
+            await self.send(events)
 
     async def end(self, events: bytes = b"") -> None:
         """Send the last events and close the stream."""

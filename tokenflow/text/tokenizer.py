@@ -132,7 +132,9 @@ class Tokenizer:
                 f"{text[error.start]!r}",
                 "prompt",
             ) from None
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Unlike encode(), this lets other threads run, and it keeps no books of offsets.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the model's answer.
