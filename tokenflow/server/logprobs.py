@@ -15,9 +15,10 @@ _LEAST = -9999.0
 class Speller:
     """How single tokens are written.
 
-    Bytes that are not UTF-8 by themselves, such as half a character, are written as ``bytes:\\xe2\\x82``.
+    Bytes that are not UTF-8 by themselves, such as half a character, are written as ``bytes:\\xe2\\x82``, and
+    what the tokenizer does not know (logits may be wider) as ``token_id:17``.
 
-    :param as_ids: write ``token_id:17`` instead.
+    :param as_ids: write all of them so.
     """
 
     def __init__(self, tokenizer: Tokenizer, as_ids: bool = False) -> None:
@@ -29,14 +30,16 @@ class Speller:
         """A token by itself."""
         known = self._known.get(token)
         if known is None:
-            known = self._known[token] = f"token_id:{token}" if self._as_ids else self._spell(token)
+            known = self._known[token] = self._spell(token)
         return known
 
     def bytes(self, token: int) -> list[int]:
         """The bytes that a token adds to a text."""
-        return list(self._tokenizer.piece(token))
+        return list(self._tokenizer.piece(token)) if token < len(self._tokenizer) else []
 
     def _spell(self, token: int) -> str:
+        if self._as_ids or token >= len(self._tokenizer):
+            return f"token_id:{token}"
         piece = self._tokenizer.piece(token)
         try:
             return piece.decode()

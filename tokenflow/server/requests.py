@@ -260,7 +260,7 @@ def convert(data: Mapping[str, Any], shape: type[T]) -> T:
 
 def _wrong_shape(message: str) -> Exception:
     """``Expected `int | null`, got `str` - at `$.max_tokens` ``, in plain words."""
-    found = re.fullmatch(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", message, re.DOTALL)
+    found = re.fullmatch(r"(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", message, re.DOTALL)
     assert found is not None
     what, where = found[1].replace(" | null", "").replace("`", ""), (found[2] or "").replace("[...]", "[]")
     if missing := re.fullmatch(r"Object missing required field (\w+)", what):

@@ -116,15 +116,9 @@ def listening(chosen: Options) -> Iterator[tuple[socket.socket, str]]:
                 Path(chosen.uds).unlink(missing_ok=True)
 
 
-async def _serve(recipe: RecipeIR, chosen: Options, sock: socket.socket, address: str) -> int:
-    service = Service(
-        recipe,
-        names=chosen.served_model_name,
-        api_keys=chosen.api_key,
-        max_queued=chosen.max_queued_reqs,
-        access_log=chosen.access_log,
-    )
-    server = _Server(
+def http_server(service: Service) -> uvicorn.Server:
+    """The HTTP server of a service; ``serve(sockets=[...])`` runs it until its ``should_exit`` is set."""
+    return _Server(
         uvicorn.Config(
             create_app(service),
             log_config=None,
@@ -138,6 +132,17 @@ async def _serve(recipe: RecipeIR, chosen: Options, sock: socket.socket, address
             timeout_graceful_shutdown=_FAREWELL_S,
         )
     )
+
+
+async def _serve(recipe: RecipeIR, chosen: Options, sock: socket.socket, address: str) -> int:
+    service = Service(
+        recipe,
+        names=chosen.served_model_name,
+        api_keys=chosen.api_key,
+        max_queued=chosen.max_queued_reqs,
+        access_log=chosen.access_log,
+    )
+    server = http_server(service)
     failure: TokenflowError | None = None
     code = _EXIT_FAILURE
     async with anyio.create_task_group() as tasks:
