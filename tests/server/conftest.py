@@ -86,6 +86,7 @@ def worker_threads() -> Any:
 @pytest.fixture(scope="package")
 async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     """A server of two toy models that hand over now and then; the large one scores prompts."""
-    recipe = replace(toy_pair(tmp_path_factory.mktemp("pair")), scorer="llm", params={"tau": 0.5})
+    toys = toy_pair(tmp_path_factory.mktemp("pair"), llm={"vocab_size": 100})
+    recipe = replace(toys, scorer="llm", params={"tau": 0.5})
     async with serving(recipe) as served:
         yield served

@@ -23,6 +23,7 @@ from tokenflow.errors import (
 INTERNAL = "internal_error"
 RETRY_AFTER_S = 1
 _LONGEST_MESSAGE = 1_000
+_LONGEST_PARAM = 100
 _PATH = re.compile(r"(?<![\w.:/])/(?:[\w.@+-]+/)+([\w.@+-]+)")
 _RETRY = {"retry-after": str(RETRY_AFTER_S)}
 _NO_RETRY = {"x-should-retry": "false"}
@@ -55,7 +56,7 @@ class ApiError(Exception):
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     """The request is wrong."""
-    return ApiError(400, "invalid_request_error", code, _readable(message), param)
+    return ApiError(400, "invalid_request_error", code, _readable(message), param and param[:_LONGEST_PARAM])
 
 
 def unsupported(param: str) -> ApiError:

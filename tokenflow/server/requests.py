@@ -19,14 +19,28 @@ from tokenflow.server.errors import invalid, unsupported
 T = TypeVar("T", bound=Struct)
 
 _INTEGERS = {"type": "array", "items": {"type": "integer"}}
-_STRINGS = {"type": "array", "items": {"type": "string"}}
-Prompt = Annotated[
-    str | list[Any],
+_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"enum": ["text"]}, "text": {"type": "string"}},
+}
+Item = Annotated[
+    Any,
     Meta(
-        description="a text, token ids, or a list of either",
+        description="a text, a token id, or a list of token ids; all items are of one kind",
+        extra_json_schema={"anyOf": [{"type": "string"}, {"type": "integer"}, _INTEGERS]},
+    ),
+]
+Message = Annotated[
+    dict[str, Any],
+    Meta(
         extra_json_schema={
-            "anyOf": [{"type": "string"}, _STRINGS, _INTEGERS, {"type": "array", "items": _INTEGERS}]
-        },
+            "required": ["role", "content"],
+            "properties": {
+                "role": {"enum": ["system", "user", "assistant"]},
+                "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
+            },
+        }
     ),
 ]
 
@@ -80,7 +94,7 @@ class Generation(Struct, frozen=True, kw_only=True):
 class Completions(Generation, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: Prompt
+    prompt: str | list[Item]
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
@@ -89,7 +103,7 @@ class Completions(Generation, frozen=True, kw_only=True):
 class Chat(Generation, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -106,7 +120,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     """POST /generate, as SGLang has it."""
 
     text: str | list[str] | None = None
-    input_ids: list[Any] | None = None
+    input_ids: list[Item] | None = None
     sampling_params: dict[str, Any] | None = None
     rid: str | list[str] | None = None
     stream: bool | None = None
@@ -122,7 +136,7 @@ class Tokenize(Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
