@@ -24,6 +24,7 @@ pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
 RECIPE = "recipes/demo.yaml"
 LONG = {"prompt": "Q: 93*7=?\nA: ", "max_tokens": 900, "ignore_eos": True, "stream": True}
+SHORT = {**LONG, "max_tokens": 200}
 
 
 class Process:
@@ -74,13 +75,13 @@ async def client_of(server: Process) -> Client:
 
 async def test_a_server_keeps_its_settings_and_lets_open_streams_end(tmp_path: Path) -> None:
     args = ["--served-model-name", "demo", "--max-model-len", "960", "--access-log", "--api-key", "k1"]
-    async with running(*args, env={"TOKENFLOW_API_KEY": "k2", "TOKENFLOW_DRAIN_TIMEOUT": "20"}) as server:
+    async with running(*args, env={"TOKENFLOW_API_KEY": "k2", "TOKENFLOW_DRAIN_TIMEOUT": "40"}) as server:
         said = await server.until("settings:")
         for setting in (
             "served_model_name ('demo',)",
             "max_model_len 960",
             "api_key ***",
-            "drain_timeout 20.0",
+            "drain_timeout 40.0",
         ):
             assert setting in said
         client = await client_of(server)
@@ -97,14 +98,14 @@ async def test_a_server_keeps_its_settings_and_lets_open_streams_end(tmp_path: P
 
         async with AsyncExitStack() as stack:
             streams = [
-                await stack.enter_async_context(client.open("POST", "/v1/completions", LONG, key))
+                await stack.enter_async_context(client.open("POST", "/v1/completions", SHORT, key))
                 for _ in range(4)
             ]
             idle = await stack.enter_async_context(client.connect())
             for stream in streams:
                 assert await stream.head() == 200
             server.process.send_signal(signal.SIGTERM)
-            assert "4 open requests, 20 s at most" in await server.until("draining")
+            assert "4 open requests, 40 s at most" in await server.until("draining")
             idle.ask("GET", "/health")
             assert (await idle.reply()).error["code"] == "not_ready"
             bodies = await asyncio.gather(*(body_of(stream) for stream in streams))
@@ -115,7 +116,7 @@ async def test_a_server_keeps_its_settings_and_lets_open_streams_end(tmp_path: P
         code, said = await server.end()
         assert code == 0, said
         lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-        assert [line["completion_tokens"] for line in lines if "completion_tokens" in line] == [900] * 4
+        assert [line["completion_tokens"] for line in lines if "completion_tokens" in line] == [200] * 4
         assert "Traceback" not in said
         assert not any(child.is_running() for child in children)
 

@@ -35,6 +35,7 @@ from tokenflow.server.app import create_app
 from tokenflow.server.gateway import access
 from tokenflow.server.options import OptionError, Options, options
 from tokenflow.server.service import Service, State
+from tokenflow.server.transport import sole
 
 _EXIT_OK, _EXIT_FAILURE, _EXIT_USAGE, _EXIT_INTERRUPT = 0, 1, 2, 130
 _BACKLOG = 2048
@@ -149,7 +150,10 @@ async def _serve(recipe: RecipeIR, chosen: Options, sock: socket.socket, address
         tasks.start_soon(server.serve, [sock])
         try:
             code = await _live(service, chosen, address)
-        except TokenflowError as error:
+        except BaseExceptionGroup as group:
+            error = sole(group)
+            if not isinstance(error, TokenflowError):
+                raise
             failure = error
         server.should_exit = True
     if failure is not None:
