@@ -151,6 +151,12 @@ def test_check_describes_a_good_recipe() -> None:
             "argument --concurrency: must be a whole number of at least 1, got '0'",
         ),
         ([], "the following arguments are required: RECIPE"),
+        (
+            [RECIPE, "--input", EVAL, "--chat"],
+            "--chat is for one PROMPT; rows of --input say it with the key",
+        ),
+        ([RECIPE, "hi", "--logprobs"], "--logprobs are reported in JSON; add --json"),
+        ([RECIPE, "\udcff\udcfe"], "the prompt is not UTF-8 text"),
     ],
 )
 def test_wrong_usage_exits_with_2(args: list[str], message: str) -> None:
@@ -208,6 +214,28 @@ def test_ctrl_c_while_generating_ends_soon_with_130() -> None:
         assert process.returncode == 130
         assert "Traceback" not in errors
         assert_gone(workers, within_s=0.5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_batch_in_order_with_what_is_answered_written(number: signal.Signals) -> None:
+    with started("run", RECIPE, "--input", EVAL, "--json") as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        workers = workers_of(process)
+        process.send_signal(number)
+        rows, errors = process.communicate(timeout=5)
+        assert process.returncode == 128 + number
+        assert errors.splitlines()[-1] == f"tokenflow: ended by {number.name}"
+        assert [json.loads(row)["index"] for row in [first, *rows.splitlines()]] == list(
+            range(1 + len(rows.splitlines()))
+        )
+        assert_gone(workers, within_s=0.5)
+
+
+def test_rows_may_come_from_stdin() -> None:
+    row = json.dumps({"prompt": "Q: 93*7=?\nA: "}) + "\n"
+    done = run("run", RECIPE, "--input", "-", "--json", "--max-tokens", "1", stdin=row * 2)
+    assert [json.loads(line)["index"] for line in done.stdout.splitlines()] == [0, 1]
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly() -> None:

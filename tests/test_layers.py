@@ -35,7 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": LEAVES | {"wire", "dsl", "text", "prompts", "response", "router", "loop"},
     "console": LEAVES,
     "loop": LEAVES,
-    "run": LEAVES | {"dsl", "prompts", "router", "console", "loop"},
+    "rows": LEAVES | {"prompts"},
+    "run": LEAVES | {"dsl", "prompts", "router", "console", "rows", "loop"},
     "cli": LEAVES | {"dsl", "router", "server", "console", "run"},
     "tokenflow": LEAVES | {"dsl", "router"},
 }

@@ -141,6 +141,13 @@ async def test_a_finished_request_is_dropped_by_every_worker(tmp_path: Path) -> 
         await log.until(lambda: not log.open_handles)
 
 
+def test_overrides_that_could_not_take_effect_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="a compiled recipe takes no overrides"):
+        Router(toy_pair(tmp_path), overrides=["params.tau=0.1"])
+    with pytest.raises(TypeError, match=r"overrides is a list of .* strings, got one string"):
+        Router("recipes/demo.yaml", overrides="params.tau=0.1")
+
+
 @pytest.fixture(scope="module")
 async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Router]:
     folder = tmp_path_factory.mktemp("pair")

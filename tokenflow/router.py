@@ -19,6 +19,7 @@ from tokenflow.actors.sequence import Limits
 from tokenflow.actors.sequence import Sequence as Request
 from tokenflow.actors.system import ActorSystem, Observer
 from tokenflow.dsl.ir import RecipeIR
+from tokenflow.dsl.recipe import Recipe
 from tokenflow.dsl.weights import first_writer
 from tokenflow.errors import ContextTooLong, InvalidRequest, RouterClosed, TokenflowError
 from tokenflow.members import Members, load_members
@@ -43,15 +44,17 @@ class Router:
         async with Router("recipes/demo.yaml") as router:
             completion = await router.generate("Q: 93*7=?\\nA: ", max_tokens=200)
 
-    :param recipe: a recipe file, a mapping of the same shape, or a compiled recipe.
-    :param overrides: ``key.path=value`` strings applied to the recipe, as ``--set`` on the command line.
+    :param recipe: a recipe file, in YAML or in Python (which calls its :class:`tokenflow.Recipe` ``recipe``);
+        a mapping shaped as one in YAML; a :class:`tokenflow.Recipe`; or a compiled recipe.
+    :param overrides: ``key.path=value`` strings applied to the recipe, as ``--set`` on the command line; a
+        compiled recipe takes none.
     :param observer: called with every step a worker has run (model name, step, reply), for measurements.
     :raises RecipeError: if the recipe is wrong; every problem is listed.
     """
 
     def __init__(
         self,
-        recipe: str | os.PathLike[str] | Mapping[str, Any] | RecipeIR,
+        recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe | RecipeIR,
         *,
         overrides: Sequence[str] = (),
         observer: Observer | None = None,
@@ -59,6 +62,8 @@ class Router:
         if isinstance(overrides, str):
             raise TypeError("overrides is a list of 'key.path=value' strings, got one string")
         if isinstance(recipe, RecipeIR):
+            if overrides:
+                raise TypeError("a compiled recipe takes no overrides: give them when it is compiled")
             self.recipe = recipe
         else:
             from tokenflow.dsl.load import load_recipe

@@ -75,7 +75,7 @@ class SamplingParams:
         require(
             self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1),
             "max_tokens",
-            "an integer of at least 1",
+            "a 64-bit integer of at least 1",
         )
         require(self.temperature >= 0, "temperature", "at least 0")
         require(self.top_k >= -1, "top_k", "at least 1, or 0 or -1 to keep every token")
@@ -100,7 +100,7 @@ class SamplingParams:
         require(
             isinstance(self.stop, tuple) and all(isinstance(s, str) and _is_text(s) for s in self.stop),
             "stop",
-            "a tuple of non-empty strings without lone surrogates",
+            "texts of at least one character each, without lone surrogates",
         )
         require(
             isinstance(self.stop_token_ids, tuple)
@@ -231,7 +231,7 @@ class ModelConfig:
     :param engine: name of the engine that runs it.
     :param dtype: ``auto`` (as stored), ``float32``, ``bfloat16`` or ``float16``.
     :param device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:<n>``.
-    :param context_length: most tokens of one request (prompt and output); ``None`` takes the model's own.
+    :param context_length: most tokens of one request (prompt and output); by default the model's own.
     :param kv_cache: KV cache size in tokens; ``None`` lets the engine choose.
     :param max_requests: most requests that hold KV cache at once.
     :param max_batch_tokens: most tokens of one step; longer prefills are cut into chunks.

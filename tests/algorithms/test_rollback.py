@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.algorithms.held import watched
 from tests.algorithms.toys import toy_recipe
 from tests.exactness import answers
 from tests.recipes_python import handoffs
@@ -198,7 +199,7 @@ async def test_any_way_of_drafting_gives_the_text_of_the_model_that_checks(
         assert events[-1].completion is not None
         assert events[-1].completion.token_ids == shown[seed]
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, watched():
         async with (
             Router(toy_recipe(Path(folder), recipe, **options)) as router,
             anyio.create_task_group() as tasks,

@@ -71,6 +71,7 @@ def test_heads_belong_to_the_model_whose_rules_ask_them() -> None:
     }
     assert recipe.routes["slm"][0].when == (">=", ("head", "gate"), ("threshold", "gate"))
     assert load(GATED, "heads.gate.threshold=0.7").heads["gate"].threshold == 0.7
+    assert load(GATED, "heads.gate.dtype=bfloat16").heads["gate"].dtype == "bfloat16"
 
 
 def test_local_paths_of_heads_become_absolute(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_tentative_tokens_and_who_checks_them() -> None:
 NAME = 'expected a name of letters, digits, "_" and "-" that begins with a letter'
 GATE = "{kind: r2r, path: owner/repo/sub/router.pt, threshold: 0.4}"
 HEADS = [
-    (GATE, "3", ["6:9: error: heads.gate: expected a mapping with the keys kind, path, threshold, got 3"]),
+    (GATE, "3", ["6:9: error: heads.gate: expected a mapping with the keys kind, path, threshold, ..., got 3"]),
     (GATE, "{path: o/r}", ['6:3: error: heads.gate: missing key "kind" (r2r, citer, co_llm)']),
     (GATE, "{kind: citer}", ['6:3: error: heads.gate: missing key "path" (a checkpoint file or directory)']),
     ("kind: r2r", "kind: r3r", ['6:16: error: heads.gate.kind: expected one of r2r, citer, co_llm, got "r3r" (did you mean "r2r"?)']),
@@ -183,6 +184,8 @@ HEADS = [
     ("path: owner/repo/sub/router.pt", "path: a b", ['6:27: error: heads.gate.path: "a b" is neither a file, a directory nor a hub path (owner/name/file)']),
     ("threshold: 0.4", "threshold: x", ['6:64: error: heads.gate.threshold: expected a number, got "x"']),
     ("threshold: 0.4", "treshold: 0.4", ['6:53: error: heads.gate.treshold: unknown key (did you mean "threshold"?)']),
+    ("threshold: 0.4", "dtype: int8", ['6:60: error: heads.gate.dtype: expected one of float32, bfloat16, float16, got "int8"']),
+    ("kind: co_llm", "kind: co_llm, dtype: float32", ["7:25: error: heads.defer.dtype: a co_llm head is a row of its model, and computes in the model's dtype: remove this"]),
     ("  defer: {kind: co_llm}\n", "  defer: {kind: co_llm}\n  idle: {kind: co_llm}\n", ['8:3: error: heads.idle: no rule asks it: use head("idle") in the rules of a model, or remove it']),
     ("  defer: {kind: co_llm}\n", "  defer: {kind: co_llm}\n  my idle: {kind: co_llm}\n", [
         f'8:3: error: heads."my idle": {NAME}',

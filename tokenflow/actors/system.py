@@ -253,7 +253,7 @@ class ActorSystem:
             vocab_limit=self._vocab_limit,
             eos_token_ids=self._eos_token_ids,
             heads=tuple(
-                HeadSpec(head.name, head.kind, head.path, head.threshold)
+                HeadSpec(head.name, head.kind, head.path, head.threshold, head.dtype)
                 for head in recipe.heads.values()
                 if head.model == model.name
             ),
@@ -302,4 +302,4 @@ def _python_spec(python: PythonIR | None, codes: Mapping[str, int]) -> PythonSpe
     if python is None or not python.routes:
         return None
     peer = 0 if python.peer is None else codes[python.peer]
-    return PythonSpec(python.file, python.route or "", python.router or "", peer)
+    return PythonSpec(python.file, python.route or "", python.router or "", peer, dict(python.signals))

@@ -44,15 +44,19 @@ def check(document: Document) -> Meaning:
 
 def _check_params(document: Document, params: dict[str, Any]) -> None:
     for name in params:
-        if name in SIGNALS:
-            message = f'"{name}" is a signal: choose another name'
-        elif name in RESERVED:
-            message = f'"{name}" is a word of expressions: choose another name'
-        elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            message = 'expected a name of letters, digits and "_" that begins with a letter'
-        else:
-            continue
-        document.report(("params", name), message, at_key=True)
+        if (fault := name_fault(name)) is not None:
+            document.report(("params", name), fault, at_key=True)
+
+
+def name_fault(name: str) -> str | None:
+    """Why a number of the recipe cannot have this name, or None."""
+    if name in SIGNALS:
+        return f'"{name}" is a signal: choose another name'
+    if name in RESERVED:
+        return f'"{name}" is a word of expressions: choose another name'
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        return 'expected a name of letters, digits and "_" that begins with a letter'
+    return None
 
 
 def _check_heads(document: Document) -> None:
@@ -64,6 +68,9 @@ def _check_heads(document: Document) -> None:
             document.report(
                 ("heads", name), 'missing key "path" (a checkpoint file or directory)', at_key=True
             )
+        if kind == "co_llm" and "dtype" in mapping(head):
+            message = "a co_llm head is a row of its model, and computes in the model's dtype: remove this"
+            document.report(("heads", name, "dtype"), message, at_key=True)
         if isinstance(text, str) and text and head_path(text, document.spot(path).folders) is None:
             document.report(
                 path, f"{show(text)} is neither a file, a directory nor a hub path (owner/name/file)"

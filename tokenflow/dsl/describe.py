@@ -67,7 +67,8 @@ def head_text(head: HeadIR) -> str:
     """What a router head is."""
     where = head.path or "in the model's checkpoint"
     threshold = "stored threshold" if head.threshold is None else f"threshold {head.threshold:.12g}"
-    return f"{head.name}: {head.kind} for {head.model}, {where}, {threshold}"
+    dtype = "" if head.dtype == "float32" else f", {head.dtype}"
+    return f"{head.name}: {head.kind} for {head.model}, {where}, {threshold}{dtype}"
 
 
 def budget_text(budget: BudgetIR) -> str:
@@ -84,4 +85,5 @@ def python_text(python: PythonIR) -> str:
     """What is written in Python, and where."""
     roles = {"class": python.router, "route": python.route, "send": python.send, "receive": python.receive}
     named = ", ".join(f"{role} {name}" for role, name in roles.items() if name is not None)
-    return f"{named} in {PurePath(python.file).name}"
+    reads = "".join(f", {name} = {write(tree)}" for name, tree in python.signals.items())
+    return f"{named} in {PurePath(python.file).name}{reads}"

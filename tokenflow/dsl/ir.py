@@ -11,6 +11,7 @@ from tokenflow.types import ModelConfig
 
 Send = Literal["keep", "drop_last"]
 Policy = Literal["auto", "fixed"]
+HeadDtype = Literal["float32", "bfloat16", "float16"]
 HeadKind = Literal["r2r", "citer", "co_llm"]
 
 Expr = tuple[object, ...]
@@ -53,7 +54,8 @@ class HeadIR:
     """A learned router head, which reads the states of one ``model``.
 
     ``path`` is a local file or directory, made absolute, or text for the hub; empty where the head is part
-    of the model's own checkpoint (``co_llm``).  Without a ``threshold`` the one stored with it counts.
+    of the model's own checkpoint (``co_llm``).  Without a ``threshold`` the one stored with it counts.  It
+    computes in ``dtype``.
     """
 
     name: str
@@ -61,6 +63,7 @@ class HeadIR:
     path: str
     threshold: float | None
     model: str
+    dtype: HeadDtype = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class PythonIR:
 
     ``route``, ``send`` and ``receive`` name functions.  ``router`` names a class that has all three as
     methods; ``peer`` is the model that its instances know as ``peer_idx``.  ``heads`` names the router
-    heads that the route reads.
+    heads that the route reads, and ``signals`` holds expressions that it reads by name.
     """
 
     file: str
@@ -87,6 +90,7 @@ class PythonIR:
     router: str | None = None
     peer: str | None = None
     heads: tuple[str, ...] = ()
+    signals: Mapping[str, Expr] = field(default_factory=dict)
 
     @property
     def routes(self) -> bool:

@@ -87,6 +87,7 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
             local(head_path, "heads", name, head.path) if head.path else "",
             head.threshold,
             meaning.owners[name],
+            head.dtype,
         )
         for name, head in recipe.heads.items()
     }

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from tokenflow.dsl.expr import MAX_TEXT
-from tokenflow.dsl.ir import HeadKind, Policy, Send
+from tokenflow.dsl.ir import HeadDtype, HeadKind, Policy, Send
 from tokenflow.dsl.source import Document, plain_scalar
 from tokenflow.dsl.wording import Path, closest, did_you_mean, show
 from tokenflow.types import ModelConfig
@@ -79,6 +79,8 @@ class Head(_Shape):
     """A checkpoint file or a directory; co_llm needs none, its head is in the model's own checkpoint."""
     threshold: Number | None = None
     """What threshold("name") gives; without it, what is stored in the checkpoint."""
+    dtype: HeadDtype = "float32"
+    """What it computes in; 16 bits take half the memory and less time, and move its scores a little."""
 
 
 class Rule(_Shape):

@@ -35,26 +35,29 @@ class RouteRule(msgspec.Struct, frozen=True, array_like=True):
 class HeadSpec(msgspec.Struct, frozen=True, array_like=True):
     """A router head to load; ``path`` is a local file or directory (the model's own for ``co_llm``).
 
-    ``threshold`` is the recipe's; without one, the checkpoint's counts.
+    ``threshold`` is the recipe's; without one, the checkpoint's counts.  ``dtype`` is what it computes in.
     """
 
     name: str
     kind: str
     path: str
     threshold: float | None
+    dtype: str = "float32"
 
 
 class PythonSpec(msgspec.Struct, frozen=True, array_like=True):
     """A route written in Python: what to import from which file.
 
     ``route`` is a function's qualified name, or ``router`` a class's, whose instances get ``peer`` (a model
-    code, 0 for none) as ``peer_idx``; the other is empty.
+    code, 0 for none) as ``peer_idx``; the other is empty.  ``signals`` are expression trees that the route
+    reads by name.
     """
 
     file: str
     route: str
     router: str
     peer: int
+    signals: dict[str, Any] = {}
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
