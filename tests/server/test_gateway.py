@@ -18,7 +18,8 @@ KEYS = ("sk-one", "sk-zwei-ü")
 
 
 @pytest.fixture(scope="module")
-async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def guarded(tmp_path_factory: pytest.TempPathFactory, pair: Served) -> AsyncIterator[Served]:
+    """Begun after the server of all tests, since servers of fixtures must end in the opposite order."""
     recipe = toy_pair(tmp_path_factory.mktemp("guarded"))
     async with serving(recipe, names=("one", "zwei"), api_keys=KEYS, access_log=True) as served:
         yield served

@@ -50,7 +50,8 @@ def bytewise(folder: Path) -> RecipeIR:
 
 
 @pytest.fixture(scope="module")
-async def bytes_pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def bytes_pair(tmp_path_factory: pytest.TempPathFactory, pair: Served) -> AsyncIterator[Served]:
+    """Begun after the server of all tests, since servers of fixtures must end in the opposite order."""
     async with serving(bytewise(tmp_path_factory.mktemp("bytes"))) as served:
         yield served
 
