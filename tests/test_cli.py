@@ -41,10 +41,10 @@ def started(*args: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Po
         process.communicate()
 
 
-def workers_of(process: subprocess.Popen[str], count: int = 2) -> list[psutil.Process]:
-    """Its worker processes, as soon as all are there."""
+def workers_of(process: subprocess.Popen[str], count: int = 3) -> list[psutil.Process]:
+    """What it has started, as soon as all of it is there: the nursery, and the workers of two models."""
     parent = psutil.Process(process.pid)
-    while len(children := parent.children()) < count:
+    while len(children := parent.children(recursive=True)) < count:
         assert process.poll() is None
     return children
 
@@ -60,6 +60,17 @@ def test_text_alone_goes_to_stdout() -> None:
     assert done.returncode == 0
     assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"
     assert "r-stitch-demo: ready in" in done.stderr
+    assert "slm 9" in done.stderr and "hand-offs" in done.stderr
+
+
+@pytest.mark.parametrize("recipe", ["recipes/r_stitch.py", "recipes/r_stitch_classes.py"])
+def test_a_recipe_in_python_runs_as_one_in_yaml_does(recipe: str) -> None:
+    """Its functions and classes are found by the workers, which are processes of their own."""
+    models = {"slm.path": "recipes/demo/small", "llm.path": "recipes/demo/large", "llm.engine": "torch"}
+    models |= {"slm.dtype": "float32", "llm.dtype": "float32", "llm.tensor_parallel": "1"}
+    overrides = [part for key, value in models.items() for part in ("--set", f"models.{key}={value}")]
+    done = run("run", recipe, "93*7=?", "--chat", *overrides)
+    assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"
     assert "slm 9" in done.stderr and "hand-offs" in done.stderr
 
 
@@ -188,14 +199,14 @@ def test_a_killed_router_leaves_no_worker() -> None:
 
 def test_a_router_killed_while_loading_leaves_no_worker() -> None:
     with started("run", RECIPE, "hi") as process:
-        workers = workers_of(process)
+        workers = workers_of(process, count=1)
         process.kill()
         assert_gone(workers, within_s=3)
 
 
 def test_ctrl_c_while_loading_ends_at_once_with_130() -> None:
     with started("run", RECIPE, "hi") as process:
-        workers = workers_of(process)
+        workers = workers_of(process, count=1)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=5)
         assert process.returncode == 130

@@ -145,6 +145,14 @@ def test_expressions_that_a_route_reads_have_texts_too(demo: Tokenizer) -> None:
     )
 
 
+def test_the_end_of_a_step_is_token_ids_too(bytes_: Tokenizer) -> None:
+    recipe = replace(recipe_of("entropy > 0.5"), rollback=8, rollback_to=("at", "b"))
+    ids = {name: i for i, name in enumerate(bytes_.tokens)}
+    assert resolve_texts(recipe, bytes_).rollback_to == ("at", tuple((ids[x],) for x in ("b", "ab", "abc")))
+    with pytest.raises(RecipeError, match="rollback_to: no token ids spell"):
+        resolve_texts(replace(recipe, rollback_to=("at", "猫")), Tokenizer.load(DEMO / "small"))
+
+
 def test_a_recipe_without_texts_is_left_as_it_is(demo: Tokenizer) -> None:
     recipe = recipe_of("entropy > 0.5")
     assert resolve_texts(recipe, demo) is recipe

@@ -167,7 +167,7 @@ class EchoRouter:
         if recipe == "wrong.yaml":
             raise InvalidRequest("a wrong recipe")
         model = SimpleNamespace(name="echo", config=ModelConfig(path="nowhere"))
-        self.recipe = SimpleNamespace(name=recipe, models=[model])
+        self.recipe = SimpleNamespace(name=recipe, models=[model], simulated=())
         self._turns = 8
 
     async def __aenter__(self) -> EchoRouter:

@@ -36,6 +36,7 @@ def resolve_texts(recipe: RecipeIR, tokenizer: Tokenizer) -> RecipeIR:
             for model, python in recipe.python.items()
             for name, tree in python.signals.items()
         },
+        **({} if recipe.rollback_to is None else {("rollback_to",): recipe.rollback_to}),
     }
     texts = {
         node
@@ -68,7 +69,8 @@ def resolve_texts(recipe: RecipeIR, tokenizer: Tokenizer) -> RecipeIR:
         model: replace(own, signals={name: with_ids(tree) for name, tree in own.signals.items()})
         for model, own in recipe.python.items()
     }
-    return replace(recipe, routes=routes, python=python)
+    rollback_to = None if recipe.rollback_to is None else with_ids(recipe.rollback_to)
+    return replace(recipe, routes=routes, python=python, rollback_to=rollback_to)
 
 
 def _pieces(tokenizer: Tokenizer) -> dict[int, bytes]:

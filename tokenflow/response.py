@@ -185,6 +185,7 @@ class Response(AsyncIterator[StreamEvent]):
                 queued_s=sequence.admitted_at - sequence.submitted_at,
             ),
             seed=sequence.seed,
+            simulated=bool(self._system.recipe.simulated),
         )
 
 

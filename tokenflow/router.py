@@ -17,13 +17,22 @@ from anyio.abc import TaskGroup
 
 from tokenflow.actors.sequence import Limits
 from tokenflow.actors.sequence import Sequence as Request
+from tokenflow.actors.steps import StepEnd, step_end
 from tokenflow.actors.system import ActorSystem, Observer
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.recipe import Recipe
 from tokenflow.dsl.weights import first_writer
 from tokenflow.errors import ContextTooLong, InvalidRequest, RouterClosed, TokenflowError
 from tokenflow.members import Members, load_members
-from tokenflow.prompts import Prompt, check_known_ids, encode, param_values, sampling_params, text_length
+from tokenflow.prompts import (
+    Prompt,
+    check_endpoints,
+    check_known_ids,
+    encode,
+    param_values,
+    sampling_params,
+    text_length,
+)
 from tokenflow.random import DRAW, uniform
 from tokenflow.response import Reader, Response, scored_tokens
 from tokenflow.text.tokenizer import Tokenizer
@@ -73,6 +82,7 @@ class Router:
         self._ids = itertools.count(1)
         self._members: Members | None = None
         self._system: ActorSystem | None = None
+        self._step_end: StepEnd | None = None
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Router:
@@ -98,6 +108,7 @@ class Router:
             await tasks.__aexit__(None, None, None)
             raise
         self._members, self._system, self._tasks = members, system, tasks
+        self._step_end = step_end(members.recipe)
         return self
 
     async def __aexit__(
@@ -242,6 +253,8 @@ class Router:
         if not 0 <= top <= MAX_TOP_LOGPROBS:
             raise InvalidRequest(f"top must be between 0 and {MAX_TOP_LOGPROBS}, got {top}", "logprobs")
         code = self._code_of(name)
+        if name in self.recipe.simulated:
+            raise InvalidRequest(f"model {name!r} is simulated, so it has nothing to score with", "logprobs")
         tokens = await self.encode(prompt)
         if len(tokens) > system.longest:
             raise ContextTooLong(
@@ -301,6 +314,8 @@ class Router:
         _, members = self._running()
         tokens = await self.encode(prompt)
         check_known_ids(sampling, members.vocab_limit)
+        names = [model.name for model in self.recipe.models if only in (0, model.code)]
+        check_endpoints(sampling, {n: e for n, e in members.endpoints.items() if n in names})
         limits = self._limits(len(tokens), sampling)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         reader = Reader(members.tokenizer, sampling)
@@ -315,6 +330,7 @@ class Router:
             holder=only or self._first(seed, sampling.choice, params),
             rollback=0 if only else self.recipe.rollback,
             only=only,
+            step_end=None if only else self._step_end,
         )
         return request, reader
 

@@ -13,7 +13,9 @@ from tokenflow.prompts import Prompt
 from tokenflow.types import Completion
 
 _PROMPT_KEYS = ("prompt", "messages", "prompt_ids")
-_OUTPUT_KEYS = frozenset(("index", "prompt", "text", "finish_reason", "tokens", "usage", "timing", "error"))
+_OUTPUT_KEYS = frozenset(
+    ("index", "prompt", "text", "finish_reason", "tokens", "usage", "timing", "simulated", "error")
+)
 
 
 def open_rows(path: str) -> TextIO:
@@ -126,4 +128,5 @@ def as_row(index: int, row: Mapping[str, Any], completion: Completion) -> dict[s
             "dropped": usage.dropped,
         },
         "timing": {"ttft_s": timing.ttft_s, "latency_s": timing.latency_s},
+        **({"simulated": True} if completion.simulated else {}),
     }

@@ -134,7 +134,11 @@ async def _run(
     source: TextIO | None,
     sink: TextIO | None,
 ) -> int:
-    names = ", ".join(f"{model.name} ({model.config.path})" for model in router.recipe.models)
+    simulated = router.recipe.simulated
+    names = ", ".join(
+        f"{model.name} ({'simulated' if model.name in simulated else model.config.path})"
+        for model in router.recipe.models
+    )
     print(f"{router.recipe.name}: loading {names}", file=sys.stderr)
     started = time.monotonic()
     async with router:
@@ -205,8 +209,10 @@ async def _batch(
     seconds = time.monotonic() - started
     rate = printed.tokens / seconds if seconds else 0.0
     failed = f", {printed.failures} failed" if printed.failures else ""
+    simulated = "simulated: " if router.recipe.simulated else ""
     print(
-        f"{len(lines)} prompts{failed}, {printed.tokens} tokens in {seconds:.1f} s ({rate:.0f} tokens/s)",
+        f"{simulated}{len(lines)} prompts{failed}, {printed.tokens} tokens in {seconds:.1f} s "
+        f"({rate:.0f} tokens/s)",
         file=sys.stderr,
     )
     return 1 if printed.failures else 0

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tokenflow.wire.messages import Step, StepDone
-from tokenflow.worker.loop import Worker
+from tokenflow.worker.model import ModelWorker
 
 
 class Held(NamedTuple):
@@ -27,7 +27,7 @@ def watched() -> Iterator[list[Held]]:
     engine has a slot for a request that is gone.
     """
     held: list[Held] = []
-    original = Worker._step
+    original = ModelWorker._step
 
     def watching(self: Any, step: Step) -> StepDone:
         done = original(self, step)
@@ -44,5 +44,5 @@ def watched() -> Iterator[list[Held]]:
         return done
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Worker, "_step", watching)
+        patch.setattr(ModelWorker, "_step", watching)
         yield held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ class Naive:
     prompt: list[int]
     params: dict[str, int]
     rollback: int
+    ids: int = 100
+    step_end: tuple[int, ...] = ()
     output: list[int] = field(default_factory=list)
     writers: list[int] = field(default_factory=list)
     final: int = 0
@@ -72,7 +75,7 @@ class Naive:
         """One step at a model; who has the next one."""
         whim, position = self.params["whim"], len(self.output)
         self.steps.append((here, self.tokens))
-        token = int(toy_logits(self.tokens, 128, here)[:100].argmax())
+        token = int(toy_logits(self.tokens, 128, here)[: self.ids].argmax())
         to = destination(whim, here, position, token, self.params["leave"])
         if to in (0, here):
             self.commit(here, token)
@@ -125,7 +128,11 @@ class Naive:
     def commit(self, code: int, token: int) -> None:
         self.output.append(token)
         self.writers.append(code)
-        while self.final < len(self.output) - self.rollback:
+        end = len(self.output) - self.rollback
+        before = self.output[:-1]
+        if self.step_end and tuple(before[-len(self.step_end) :]) == self.step_end:
+            end = max(end, len(before))
+        while self.final < end:
             token = self.output[self.final]
             self.final += 1
             self.gave_up.clear()
@@ -135,10 +142,25 @@ class Naive:
                 raise End("stop" if token == EOS else "length")
 
 
-@st.composite
-def whimsical(draw: st.DrawFn) -> tuple[list[dict[str, int]], int, list[str], dict[str, dict[str, Any]]]:
+STEP_ENDS = {"": (), " ": (5,), '!"': (6, 7)}
+
+
+@dataclass(frozen=True)
+class Made:
     """Parameters of five requests, how much may be taken back, overrides, and the models' options."""
+
+    requests: list[dict[str, int]]
+    rollback: int
+    ids: int
+    step_end: tuple[int, ...]
+    overrides: tuple[str, ...]
+    options: dict[str, dict[str, Any]]
+
+
+@st.composite
+def whimsical(draw: st.DrawFn) -> Made:
     rollback = draw(st.integers(1, 6))
+    text, ids = draw(st.sampled_from([("", 100), ("", 10), (" ", 10), ('!"', 10)]))
     requests = [
         {
             "whim": draw(st.integers(0, 2**20)) * 8 + index,
@@ -152,7 +174,9 @@ def whimsical(draw: st.DrawFn) -> tuple[list[dict[str, int]], int, list[str], di
     overrides = [f"rollback={rollback}", f"batching={{policy: fixed, thresholds: {{{thresholds}}}}}"]
     overrides += [f"models.{name}.max_batch_tokens={draw(st.integers(1, 9))}" for name in NAMES]
     narrow = {"kv_capacity": 100, "block_size": draw(st.integers(1, 8))} if draw(st.booleans()) else {}
-    return requests, rollback, overrides, {name: {"salt": i, **narrow} for i, name in enumerate(NAMES, 1)}
+    overrides += [f"rollback_to={json.dumps(text)}"] if text else []
+    options = {name: {"salt": i, "ids": ids, **narrow} for i, name in enumerate(NAMES, 1)}
+    return Made(requests, rollback, ids, STEP_ENDS[text], tuple(overrides), options)
 
 
 async def outcomes(router: Router, requests: Sequence[dict[str, int]]) -> dict[int, Completion | RouteFailed]:
@@ -172,20 +196,17 @@ async def outcomes(router: Router, requests: Sequence[dict[str, int]]) -> dict[i
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(whimsical())
-async def test_every_side_holds_what_a_naive_loop_says(
-    made: tuple[list[dict[str, int]], int, list[str], dict[str, dict[str, Any]]],
-) -> None:
-    requests, rollback, overrides, options = made
+async def test_every_side_holds_what_a_naive_loop_says(made: Made) -> None:
     seen: dict[int, list[Any]] = find(whims.__file__, "SEEN")
     seen.clear()
     log = Log()
     with tempfile.TemporaryDirectory() as folder, watched() as held:
-        recipe = toy_recipe(Path(folder), whims.whims, tuple(overrides), **options)
+        recipe = toy_recipe(Path(folder), whims.whims, made.overrides, **made.options)
         async with Router(recipe, observer=log) as router:
-            got = await outcomes(router, requests)
+            got = await outcomes(router, made.requests)
             await log.until(lambda: not log.open_handles)
-    for prompt, params, answer in zip(PROMPTS, requests, (got[i] for i in range(len(got))), strict=True):
-        naive = Naive(prompt, params, rollback)
+    for index, (prompt, params) in enumerate(zip(PROMPTS, made.requests, strict=True)):
+        answer, naive = got[index], Naive(prompt, params, made.rollback, made.ids, made.step_end)
         end = naive.run()
         if isinstance(answer, RouteFailed):
             assert {"final": "are final", "bounces": "would bounce for ever"}[end] in str(answer)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.recipes import toy_pair
 from tests.server.client import Client
-from tests.threads import WorkerThread
+from tests.threads import ThreadNursery
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.server.serve import http_server
 from tokenflow.server.service import Service, State
@@ -79,7 +79,7 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
 def worker_threads() -> Any:
     """The workers of these servers are threads."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokenflow.actors.system.WorkerProcess", WorkerThread)
+        patch.setattr("tokenflow.actors.system.Nursery", ThreadNursery)
         yield
 
 

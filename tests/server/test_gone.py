@@ -118,5 +118,5 @@ def idle(served: Served) -> bool:
     return (
         status.load[:2] == (0, 0)
         and all(model.kv_used == 0 and model.waiting == 0 for model in status.models)
-        and all(not actor._sent and not actor._drops for actor in system.actors.values())
+        and all(not actor._held._given and not actor._held.to_drop for actor in system.actors.values())
     )

@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 
 from tokenflow.actors.model import ModelActor
-from tokenflow.errors import EngineError, NonFiniteLogits
+from tokenflow.errors import EngineError, NonFiniteLogits, WorkerDied
 from tokenflow.wire.messages import Score, Scored
 
 
@@ -24,13 +24,21 @@ class Scoring:
 
         :raises EngineError: if the engine could not score them.
         :raises NonFiniteLogits: if it computed NaN.
-        :raises WorkerDied: if the worker is gone.
+        :raises WorkerDied: if the model is given up, or two workers died of the prompt.
         """
         name = actor.model.name
         async with self._turns[name]:
-            scored = await actor.worker.score(Score(next(self._ids), tokens, top))
+            try:
+                scored = await self._ask(actor, tokens, top)
+            except WorkerDied:
+                # Its replacement is asked; a prompt that kills a second one is not tried again.
+                scored = await self._ask(actor, tokens, top)
         if scored.failure:
             raise EngineError(f"model {name!r} could not score the prompt: {scored.failure}")
         if any(map(math.isnan, scored.logprobs)):
             raise NonFiniteLogits(f"model {name!r} gave NaN logits for a prompt; check its weights and dtype")
         return scored
+
+    async def _ask(self, actor: ModelActor, tokens: list[int], top: int) -> Scored:
+        worker = await actor.supervisor.ready()
+        return await worker.score(Score(next(self._ids), tokens, top))

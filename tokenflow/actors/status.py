@@ -28,6 +28,8 @@ def model_statuses(
     return tuple(
         ModelStatus(
             name=actor.model.name,
+            condition=actor.supervisor.condition.value,
+            restarts=actor.supervisor.restarts,
             threshold=actor.threshold,
             waiting=actor.ready,
             pending=pending[code],

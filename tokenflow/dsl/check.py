@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tokenflow.dsl.batching import check_batching
+from tokenflow.dsl.endpoints import check_endpoints
 from tokenflow.dsl.expr import RESERVED, SIGNALS
 from tokenflow.dsl.meaning import Meaning, mapping, read_meaning, rules_of
 from tokenflow.dsl.paths import head_path, model_path
 from tokenflow.dsl.schema import NAME, NAME_RULE
+from tokenflow.dsl.simulated import check_simulated
 from tokenflow.dsl.source import Document
-from tokenflow.dsl.wording import Path, did_you_mean, show
+from tokenflow.dsl.wording import Path, show, unknown_model
 
 
 def check(document: Document) -> Meaning:
@@ -27,11 +30,12 @@ def check(document: Document) -> Meaning:
     models = document.data.get("models")
     if isinstance(models, dict):
         _check_models(document, models)
-        _check_batching(document, models)
+        check_simulated(document, models)
+        check_batching(document, models)
         destinations = _check_routes(document, models)
         entry = document.data.get("entry", next((name for name in models if name in meaning.weights), None))
         if isinstance(entry, str) and entry not in models:
-            document.report(("entry",), _unknown_model(entry, models))
+            document.report(("entry",), unknown_model(entry, models))
         if "draw" in document.data:
             _check_draw(document, models)
         elif isinstance(entry, str) and entry in models and destinations is not None:
@@ -39,6 +43,8 @@ def check(document: Document) -> Meaning:
         _check_budgets(document, models, entry)
         _check_rollback(document, models)
         _check_roles(document, models, meaning)
+        check_endpoints(document, models, meaning)
+        _check_on_failure(document, models)
     return meaning
 
 
@@ -87,17 +93,6 @@ def _check_models(document: Document, models: dict[str, Any]) -> None:
             document.report(path, f"{show(text)} is neither a directory nor a hub id (owner/name)")
 
 
-def _check_batching(document: Document, models: dict[str, Any]) -> None:
-    batching = mapping(document.data.get("batching"))
-    thresholds = batching.get("thresholds")
-    if batching.get("policy") == "auto" and thresholds:
-        message = 'thresholds need "policy: fixed"; "auto" chooses its own'
-        document.report(("batching", "thresholds"), message, at_key=True)
-    for name in mapping(thresholds):
-        if name not in models:
-            document.report(("batching", "thresholds", name), _unknown_model(name, models), at_key=True)
-
-
 def _check_routes(document: Document, models: dict[str, Any]) -> dict[str, set[str]] | None:
     """Check where every rule leads; the models each model leads to, or None if anything there is wrong."""
     destinations: dict[str, set[str]] = {name: set() for name in models}
@@ -105,7 +100,7 @@ def _check_routes(document: Document, models: dict[str, Any]) -> dict[str, set[s
     wrong = not isinstance(routes, dict)
     for name, rules in mapping(routes).items():
         if name not in models:
-            document.report(("routes", name), _unknown_model(name, models), at_key=True)
+            document.report(("routes", name), unknown_model(name, models), at_key=True)
         if rules and name in document.python and document.python[name].routes:
             message = "the model has a route in Python, which takes the place of rules: remove one of them"
             document.report(("routes", name), message, at_key=True)
@@ -114,7 +109,7 @@ def _check_routes(document: Document, models: dict[str, Any]) -> dict[str, set[s
         path: Path = ("routes", name, index, "to")
         to = rule.get("to")
         if isinstance(to, str) and to not in models:
-            document.report(path, _unknown_model(to, models))
+            document.report(path, unknown_model(to, models))
         elif to == name:
             message = "a rule leads to another model; without a rule that fires, the request stays"
             document.report(path, message)
@@ -144,7 +139,7 @@ def _check_draw(document: Document, models: dict[str, Any]) -> None:
     draw = document.data["draw"]
     for name in mapping(draw):
         if name not in models:
-            document.report(("draw", name), _unknown_model(name, models), at_key=True)
+            document.report(("draw", name), unknown_model(name, models), at_key=True)
     for name in models if isinstance(draw, dict) else ():
         if name not in draw:
             message = "it has no weight in draw: give it one (0 keeps it out), or remove the model"
@@ -158,7 +153,7 @@ def _check_budgets(document: Document, models: dict[str, Any], entry: object) ->
     for name, budget in mapping(document.data.get("budgets")).items():
         path: Path = ("budgets", name)
         if name not in models:
-            document.report(path, _unknown_model(name, models), at_key=True)
+            document.report(path, unknown_model(name, models), at_key=True)
         elif name == entry:
             message = "the entry has no budget: requests come back to it once another model's is used up"
             document.report(path, message, at_key=True)
@@ -175,6 +170,9 @@ def _check_rollback(document: Document, models: dict[str, Any]) -> None:
     if "rollback" in document.data and not verifying and not receiving:
         message = 'no model has "verify: true": tentative tokens need one that checks them'
         document.report(("rollback",), message, at_key=True)
+    if "rollback_to" in document.data and "rollback" not in document.data:
+        message = 'it needs "rollback: n", the most tokens of a step that may be tentative'
+        document.report(("rollback_to",), message, at_key=True)
     for name in verifying if "rollback" not in document.data else ():
         message = 'nothing to verify without "rollback: n", the number of tokens that may be tentative'
         document.report(("models", name, "verify"), message)
@@ -185,11 +183,16 @@ def _check_roles(document: Document, models: dict[str, Any], meaning: Meaning) -
     for role in ("chat_template", "scorer"):
         name = document.data.get(role)
         if isinstance(name, str) and name not in models:
-            document.report((role,), _unknown_model(name, models))
+            document.report((role,), unknown_model(name, models))
         elif isinstance(name, str) and name in draw and name not in meaning.weights:
             document.report((role,), f"model {show(name)} has no weight in draw, so it is never loaded")
 
 
-def _unknown_model(name: str, models: dict[str, Any]) -> str:
-    hint = did_you_mean(name, models) or f" (models: {', '.join(models) or 'none'})"
-    return f"unknown model {show(name)}{hint}"
+def _check_on_failure(document: Document, models: dict[str, Any]) -> None:
+    if document.data.get("on_failure") != "degrade":
+        return
+    if len(models) == 1:
+        document.report(("on_failure",), "there is no other model to go on with: say fail, or leave it out")
+    elif "rollback" in document.data:
+        message = "tentative tokens need the model that checks them: say fail, or leave it out"
+        document.report(("on_failure",), message)

@@ -10,7 +10,8 @@ from typing import Literal
 from tokenflow.types import ModelConfig
 
 Send = Literal["keep", "drop_last"]
-Policy = Literal["auto", "fixed"]
+Policy = Literal["auto", "eager", "fixed", "planned", "lookahead"]
+OnFailure = Literal["fail", "degrade"]
 HeadDtype = Literal["float32", "bfloat16", "float16"]
 HeadKind = Literal["r2r", "citer", "co_llm"]
 
@@ -42,11 +43,25 @@ class ModelIR:
 
 
 @dataclass(frozen=True, slots=True)
+class AssumeIR:
+    """What batches are planned with until it is measured, all by model.
+
+    ``latency_ms`` holds tables of (batch size, ms); ``routing`` shares of steps by destination (a number, or
+    the name of a param); ``commits`` output tokens of such a step, where they are not what rules say.
+    """
+
+    latency_ms: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    routing: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
+    commits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class BatchingIR:
     """When a model starts a batch: ``thresholds`` maps every model to the ready requests it waits for."""
 
     policy: Policy
     thresholds: Mapping[str, int]
+    assume: AssumeIR = AssumeIR()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +127,11 @@ class RecipeIR:
     first, for which :func:`tokenflow.dsl.weights.first_writer` does.  Otherwise it is empty.
 
     Up to ``rollback`` tokens at the end of the output are tentative until a model with ``verify`` has seen
-    them.  ``sampling`` holds settings for requests that do not give their own, by the names of
+    them.  With ``rollback_to``, an ``at`` condition that holds where a step ends, what comes before the last
+    step is final all the same.  ``on_failure`` says what happens when a model is given up: every request
+    fails, or the other models go on without it.
+
+    ``sampling`` holds settings for requests that do not give their own, by the names of
     :class:`tokenflow.types.SamplingParams`.  ``chat_template`` names the model whose template writes
     conversations, and ``scorer`` the one that scores prompts; empty if there is none.  ``source`` is the file
     that the recipe came from, empty if there is none.
@@ -129,6 +148,8 @@ class RecipeIR:
     draw: tuple[tuple[str, Expr], ...] = ()
     budgets: Mapping[str, BudgetIR] = field(default_factory=dict)
     rollback: int = 0
+    rollback_to: Expr | None = None
+    on_failure: OnFailure = "fail"
     sampling: Mapping[str, float] = field(default_factory=dict)
     chat_template: str = ""
     scorer: str = ""
@@ -142,10 +163,21 @@ class RecipeIR:
                 return model
         raise KeyError(name)
 
+    @property
+    def simulated(self) -> tuple[str, ...]:
+        """Names of the models that a request can be at and that are simulated, in recipe order."""
+        return tuple(name for name in self.reachable() if self.model(name).config.engine == "sim")
+
     def reachable(self) -> tuple[str, ...]:
         """Names of the models a request can ever be at, in recipe order."""
+        return self._reached({self.entry, *dict(self.draw)})
+
+    def reachable_from(self, name: str) -> tuple[str, ...]:
+        """Names of the models a request at model ``name`` can still be at, that one included."""
+        return self._reached({name})
+
+    def _reached(self, seen: set[str]) -> tuple[str, ...]:
         names = [model.name for model in self.models]
-        seen = {self.entry, *dict(self.draw)}
         todo = list(seen)
         while todo:
             name = todo.pop()

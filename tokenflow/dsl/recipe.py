@@ -62,6 +62,8 @@ class Recipe:
     :param draw: weights by model, as in YAML: every token's writer is drawn.
     :param budgets: what a model may write at most, as in YAML.
     :param rollback: how many tokens at the end of the output are tentative.
+    :param rollback_to: a text that ends a step, as in YAML: what comes before the last step is final.
+    :param on_failure: as in YAML, ``fail`` or ``degrade``.
     :param sampling: settings for requests that do not give their own, as in YAML.
     :param chat_template: name of the model whose chat template is used; the entry's if there is none.
     :param scorer: name of the model that scores prompts.
@@ -79,6 +81,8 @@ class Recipe:
         draw: Mapping[str, Any] | None = None,
         budgets: Mapping[str, Any] | None = None,
         rollback: int | None = None,
+        rollback_to: str | None = None,
+        on_failure: str | None = None,
         sampling: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
         scorer: str | None = None,
@@ -94,6 +98,8 @@ class Recipe:
             "draw": draw,
             "budgets": budgets,
             "rollback": rollback,
+            "rollback_to": rollback_to,
+            "on_failure": on_failure,
             "sampling": sampling,
             "chat_template": chat_template,
             "scorer": scorer,

@@ -205,6 +205,7 @@ class Metrics(Collector):
         use = _by({model.name: model.kv_used / model.kv_capacity for model in status.models})
         yield self._gauge("kv_cache_usage_perc", "Booked share of the KV cache; 1 is all.", use)
         for name, text, attribute in (
+            ("worker_restarts", "Workers that were replaced.", "restarts"),
             ("steps", "Steps of a worker.", "steps"),
             ("computed_tokens", "Tokens fed to a model.", "computed_tokens"),
             ("cached_tokens", "Tokens that the prefix cache saved.", "cached_tokens"),
