@@ -303,7 +303,7 @@ OPENS = [
     ("chat_template: [llm]", ['7:16: error: chat_template: expected text, got a list']),
     ("sampling: 0.7", ["7:11: error: sampling: expected a mapping with the keys max_tokens, temperature, top_k, ..., got 0.7"]),
     ("sampling: {temperature: -1}", ["7:25: error: sampling.temperature: must be at least 0, got -1"]),
-    ("sampling: {repetition_penalty: 0}", ["7:32: error: sampling.repetition_penalty: must be above 0, got 0"]),
+    ("sampling: {repetition_penalty: 0}", ["7:32: error: sampling.repetition_penalty: must be greater than 0, got 0"]),
     ("sampling: {temprature: 1}", ['7:12: error: sampling.temprature: unknown key (did you mean "temperature"?)']),
 ]  # fmt: skip
 

@@ -69,6 +69,12 @@ async def serving(recipe: RecipeIR, **options: Any) -> AsyncIterator[Served]:
             server.should_exit = True
 
 
+def mortal(recipe: RecipeIR) -> RecipeIR:
+    """The recipe with models whose workers are not replaced."""
+    models = tuple(replace(model, config=replace(model.config, restarts=0)) for model in recipe.models)
+    return replace(recipe, models=models)
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, object]]:
     """The loop that ``tokenflow serve`` runs on."""

@@ -12,6 +12,7 @@ import pytest
 
 from tests.recipes import recipe_of, toy_model, toy_pair
 from tests.server.conftest import Served, serving
+from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.dsl.ir import RecipeIR
 
 pytestmark = pytest.mark.anyio
@@ -80,14 +81,13 @@ async def test_requests_that_end_by_themselves_are_not_aborted(
         system = served.service.router._system
         assert system is not None
         finish = system.finish
-        monkeypatch.setattr(
-            system,
-            "finish",
-            lambda s, reason=None, error=None: (
-                aborted.append(s.id) if error else None,
-                finish(s, reason, error),
-            ),
-        )
+
+        def watched(sequence: Sequence, reason: Any = None, error: Any = None) -> None:
+            if error is not None and sequence.phase is not Phase.FINISHED:
+                aborted.append(sequence.id)
+            finish(sequence, reason, error)
+
+        monkeypatch.setattr(system, "finish", watched)
 
         async def ask(number: int) -> None:
             await served.complete([1, 40 + number], max_tokens=5, stream=bool(number % 2), n=1 + number % 3)

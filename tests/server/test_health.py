@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.recipes import recipe_of, toy_model, toy_pair
-from tests.server.conftest import Served, serving
+from tests.server.conftest import Served, mortal, serving
 from tokenflow.server.service import State
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,7 @@ async def test_a_server_that_loads_or_drains_says_so_and_takes_nothing(pair: Ser
 
 
 async def test_a_dead_model_fails_who_waits_and_is_named_to_who_asks(tmp_path: Path) -> None:
-    recipe = toy_pair(tmp_path, slm={"step_s": 0.002}, llm={"raise_at_step": 4})
+    recipe = mortal(toy_pair(tmp_path, slm={"step_s": 0.002}, llm={"raise_at_step": 4}))
     async with serving(recipe) as served:
         body = {"prompt": PROMPT, "max_tokens": 300, "ignore_eos": True}
         whole = asyncio.ensure_future(served.post("/v1/completions", body))

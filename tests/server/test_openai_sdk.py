@@ -12,7 +12,7 @@ import pytest
 from anyio import to_thread
 
 from tests.recipes import toy_pair
-from tests.server.conftest import Served, serving
+from tests.server.conftest import Served, mortal, serving
 from tokenflow.server.service import State
 
 pytestmark = pytest.mark.anyio
@@ -129,7 +129,7 @@ async def test_the_sdk_does_not_repeat_what_a_recipe_will_always_fail_at(
 
 
 async def test_a_stream_that_fails_raises_after_what_came(tmp_path: Path) -> None:
-    recipe = toy_pair(tmp_path, slm={"raise_at_step": 8}, llm={"raise_at_step": 8})
+    recipe = mortal(toy_pair(tmp_path, slm={"raise_at_step": 8}, llm={"raise_at_step": 8}))
     async with serving(recipe) as served:
         base = f"http://127.0.0.1:{served.port}/v1"
         async with openai.AsyncOpenAI(base_url=base, api_key="x") as client:
