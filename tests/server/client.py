@@ -93,9 +93,9 @@ class Client:
         self.port = port
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Exchange]:
-        """A connection on which nothing was asked yet."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def connect(self, limit: int = 2**16) -> AsyncIterator[Exchange]:
+        """A connection on which nothing was asked yet; about ``limit`` bytes are read ahead."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=limit)
         try:
             yield Exchange(reader, writer)
         finally:

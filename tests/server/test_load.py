@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from tests.recipes import recipe_of, toy_model, toy_pair
-from tests.server.client import Exchange
 from tests.server.conftest import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -74,17 +73,14 @@ async def test_a_client_that_reads_a_byte_a_second_slows_nobody(tmp_path: Path) 
     async with serving(recipe_of((toy_model(tmp_path, "m", 1),), {})) as served:
         body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True, "logprobs": 20}
         alone = await timed(served)
-        with socket.create_connection(("127.0.0.1", served.port)) as slow:
-            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            slow.setblocking(False)
-            reader, writer = await asyncio.open_connection(sock=slow, limit=1)
-            exchange = Exchange(reader, writer)
+        async with served.connect(limit=1) as exchange:
+            exchange.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             exchange.ask("POST", "/v1/completions", body)
-            assert await reader.read(1) == b"H"
+            assert await exchange.reader.read(1) == b"H"
             await served.until(lambda: not served.service.router.load.running)
             assert served.service.open == 1, "the answer went out at once: the test does not test"
             assert await timed(served) < 2 * alone + 0.5
-            assert await reader.read(1) == b"T"
+            assert await exchange.reader.read(1) == b"T"
             exchange.drop()
         await served.until(lambda: not served.service.open, 1)
 
