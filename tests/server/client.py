@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -93,9 +94,15 @@ class Client:
         self.port = port
 
     @asynccontextmanager
-    async def connect(self, limit: int = 2**16) -> AsyncIterator[Exchange]:
-        """A connection on which nothing was asked yet; about ``limit`` bytes are read ahead."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=limit)
+    async def connect(self, *, narrow: bool = False) -> AsyncIterator[Exchange]:
+        """A connection on which nothing was asked yet; a ``narrow`` one reads next to nothing ahead."""
+        sock = socket.socket()
+        if narrow:
+            # It counts only before the connection is there.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
+        reader, writer = await asyncio.open_connection(sock=sock, limit=1 if narrow else 2**16)
         try:
             yield Exchange(reader, writer)
         finally:

@@ -61,12 +61,23 @@ async def serving(recipe: RecipeIR, **options: Any) -> AsyncIterator[Served]:
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as sock:
         served = Served(sock.getsockname()[1], service)
         served.watch()
+        stopped = anyio.Event()
+
+        async def listen() -> None:
+            await server.serve([sock])
+            stopped.set()
+
         async with anyio.create_task_group() as tasks, service.router:
             service.state = State.SERVING
-            tasks.start_soon(server.serve, [sock])
-            yield served
-            service.state = State.DRAINING
-            server.should_exit = True
+            tasks.start_soon(listen)
+            try:
+                yield served
+            finally:
+                service.state = State.DRAINING
+                server.should_exit = True
+                # A test that fails must not leave a listening socket to the loop.
+                with anyio.CancelScope(shield=True):
+                    await stopped.wait()
 
 
 def mortal(recipe: RecipeIR) -> RecipeIR:

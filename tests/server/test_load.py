@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import socket
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -71,10 +70,16 @@ async def test_without_a_queue_only_what_can_begin_is_taken(tmp_path: Path) -> N
 async def test_a_client_that_reads_a_byte_a_second_slows_nobody(tmp_path: Path) -> None:
     """Many tokens with many log-probabilities fill every buffer on the way to it."""
     async with serving(recipe_of((toy_model(tmp_path, "m", 1),), {})) as served:
-        body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True, "logprobs": 20}
+        body = {
+            "prompt": PROMPT,
+            "max_tokens": 900,
+            "ignore_eos": True,
+            "stream": True,
+            "logprobs": 20,
+            "n": 12,
+        }
         alone = await timed(served)
-        async with served.connect(limit=1) as exchange:
-            exchange.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        async with served.connect(narrow=True) as exchange:
             exchange.ask("POST", "/v1/completions", body)
             assert await exchange.reader.read(1) == b"H"
             await served.until(lambda: not served.service.router.load.running)
