@@ -73,12 +73,19 @@ QWEN_0_6B = Shape(
 """596 million parameters, as in Qwen3-0.6B."""
 
 
-def random_weights(shape: Shape, seed: int = 0) -> dict[str, Tensor]:
-    """Weights in bfloat16 under their Hugging Face names."""
-    generator = torch.Generator().manual_seed(seed)
+QWEN_8B = Shape(
+    layers=36, hidden=4096, intermediate=12_288, heads=32, kv_heads=8, head_dim=128, vocab=151_936
+)
+"""7.6 billion parameters: Qwen3-8B, but for its own LM head."""
+
+
+def random_weights(shape: Shape, seed: int = 0, device: str = "cpu") -> dict[str, Tensor]:
+    """Weights in bfloat16 under their Hugging Face names, drawn on ``device``."""
+    generator = torch.Generator(device).manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:
-        return (torch.randn(rows, columns, generator=generator) * 0.02).bfloat16()
+        drawn = torch.randn(rows, columns, generator=generator, device=device)
+        return (drawn * 0.02).bfloat16().cpu()
 
     def ones(width: int) -> Tensor:
         return torch.ones(width, dtype=torch.bfloat16)
@@ -106,10 +113,13 @@ def random_weights(shape: Shape, seed: int = 0) -> dict[str, Tensor]:
     return weights
 
 
-def write_model(folder: Path, shape: Shape) -> Path:
-    """Write a random model of ``shape`` with a tokenizer of as many words; returns ``folder``."""
+def write_model(folder: Path, shape: Shape, device: str = "cpu") -> Path:
+    """Write a random model of ``shape`` with a tokenizer of as many words; returns ``folder``.
+
+    :param device: where the weights are drawn.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(random_weights(shape), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(random_weights(shape, device=device), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(shape.config, indent=2))
     tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(shape.vocab)}, unk_token="w1"))
     tokenizer.pre_tokenizer = WhitespaceSplit()

@@ -107,3 +107,15 @@ def test_a_route_in_python_sees_logits_and_is_refused() -> None:
     overrides = ["models.llm.engine=openai", "models.llm.endpoint={base_url: http://127.0.0.1:1/v1}"]
     with pytest.raises(RecipeError, match="a route in Python sees logits, which an endpoint does not give"):
         load_recipe(decorated.r_stitch, overrides)
+
+
+def test_a_call_must_fit_a_step_twice() -> None:
+    slow = {**REMOTE["endpoint"], "timeout_s": 61}
+    assert problems(recipe(endpoint=slow)) == [
+        "models.llm.endpoint.timeout_s: a call of 61 s leaves a step of 120 s (step_timeout) no time to try "
+        "again"
+    ]
+    assert problems(recipe(step_timeout=100)) == [
+        "models.llm.step_timeout: a call of 60 s leaves a step of 100 s (step_timeout) no time to try again"
+    ]
+    assert load_recipe(recipe(endpoint=slow, step_timeout=122))

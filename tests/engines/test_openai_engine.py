@@ -222,6 +222,19 @@ def test_an_answer_that_does_not_come_fails_in_time(connect: Open) -> None:
         assert "did not answer within 0.2 s" in output.failed[0]
 
 
+def test_no_call_is_begun_that_could_take_longer_than_the_step(connect: Open) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        config = EndpointConfig(base_url=endpoint.url, timeout_s=6.0)
+        settings = ModelConfig(path=str(DEMO / "small"), endpoint=config)
+        engine = OpenAIEngine(replace(settings, step_timeout=5.0))
+        endpoint.requests.clear()
+        endpoint.faults.append(status(503))
+        slot, _ = engine.open(PROMPT)
+        assert "answered 503" in engine.step([Extend(slot, PROMPT)]).failed[0]
+        assert len(endpoint.requests) == 1
+        engine.close()
+
+
 def test_an_answer_that_is_no_json_fails_its_row(connect: Open) -> None:
     def garbage(handler: Handler) -> bool:
         handler.send_response(200)

@@ -9,10 +9,11 @@ from tokenflow.settings import prepare_sglang
 from tokenflow.types import ModelConfig
 
 
-def make_engine(model: Path, **config: object) -> SglangEngine:
-    """An engine on the CPU; those made before it go on as they were, their groups are of one process."""
-    prepare_sglang(cpu=True)
+def make_engine(model: Path, device: str = "cpu", **config: object) -> SglangEngine:
+    """An engine without CUDA graphs; those made before it go on, since their groups are of one process."""
+    prepare_sglang(cpu=device == "cpu")
     from sglang.srt.distributed.parallel_state import destroy_model_parallel
 
     destroy_model_parallel()
-    return SglangEngine(ModelConfig(path=str(model), device="cpu", **config))  # type: ignore[arg-type]
+    settings = ModelConfig(path=str(model), device=device, **config)  # type: ignore[arg-type]
+    return SglangEngine(settings, cuda_graphs=False)

@@ -7,7 +7,7 @@ from typing import Any, cast
 from tokenflow.dsl.meaning import Meaning, mapping
 from tokenflow.dsl.source import Document
 from tokenflow.dsl.tree import walk
-from tokenflow.types import EndpointConfig
+from tokenflow.types import EndpointConfig, ModelConfig
 
 _LISTED = {"entropy": None, "entropy_nats": None, "confidence": 1, "logprob": 1, "margin": 2}
 """How many listed tokens a signal needs; None where all tokens are needed."""
@@ -36,9 +36,19 @@ def check_endpoints(document: Document, models: dict[str, Any], meaning: Meaning
             if owner == name:
                 message = f"it reads states of {name}, which runs behind an endpoint and does not show them"
                 document.report(("heads", head), message, at_key=True)
+        _check_times(document, name, config, mapping(endpoint))
         listed = mapping(endpoint).get("top_logprobs", EndpointConfig(base_url="").top_logprobs)
         if isinstance(listed, int):
             _check_signals(document, name, listed, meaning)
+
+
+def _check_times(document: Document, name: str, config: dict[str, Any], endpoint: dict[str, Any]) -> None:
+    step = config.get("step_timeout", ModelConfig().step_timeout)
+    call = endpoint.get("timeout_s", EndpointConfig(base_url="").timeout_s)
+    if isinstance(step, int | float) and isinstance(call, int | float) and call > step / 2:
+        path, key = ("models", name, "endpoint", "timeout_s"), "timeout_s" in endpoint
+        message = f"a call of {call:g} s leaves a step of {step:g} s (step_timeout) no time to try again"
+        document.report(path if key else ("models", name, "step_timeout"), message)
 
 
 def _check_signals(document: Document, model: str, listed: int, meaning: Meaning) -> None:

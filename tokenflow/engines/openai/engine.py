@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tokenflow.errors import EngineError, ModelLoadError
 from tokenflow.types import ModelConfig
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
+_SHARE_OF_STEP = 0.9
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class OpenAIEngine:
         if config.endpoint is None:
             raise ModelLoadError("engine 'openai' needs endpoint.base_url")
         self._endpoint = config.endpoint
+        self._longest_s = _SHARE_OF_STEP * config.step_timeout
         path = Path(config.path)
         facts = _read(path / "config.json")
         eos = _eos(_read(path / "generation_config.json"), facts)
@@ -127,7 +130,9 @@ class OpenAIEngine:
         rows: list[Tensor] = []
         known: list[int] = []
         failed: dict[int, str] = {}
-        answers = self._pool.map(self._next, [self._slots[extends[index].slot] for index in wanted])
+        give_up_at = time.monotonic() + self._longest_s
+        slots = [self._slots[extends[index].slot] for index in wanted]
+        answers = self._pool.map(partial(self._next, give_up_at), slots)
         for index, answer in zip(wanted, answers, strict=True):
             if isinstance(answer, Position):
                 rows.append(self._row(answer))
@@ -167,8 +172,12 @@ class OpenAIEngine:
             raise EngineError(f"slot {slot} is not open")
         return found
 
-    def _next(self, slot: _Slot) -> Position | str:
-        """What follows a slot's tokens, or why that cannot be had."""
+    def _next(self, give_up_at: float, slot: _Slot) -> Position | str:
+        """What follows a slot's tokens, or why that cannot be had.
+
+        A row that does not come in time fails alone: a step that takes too long would cost all of them, and
+        the worker.
+        """
         for attempt in range(self._endpoint.retries + 1):
             try:
                 if slot.ahead is None:
@@ -179,9 +188,11 @@ class OpenAIEngine:
                 return f"the answer of {self._remote.url} cannot be read: {error}"
             except CallFailed as error:
                 slot.forget()
-                if not error.may_pass or attempt == self._endpoint.retries:
+                pause_s = min(max(_PAUSE_S * 2**attempt, error.pause_s), _LONGEST_PAUSE_S)
+                late = time.monotonic() + pause_s + self._endpoint.timeout_s > give_up_at
+                if not error.may_pass or late or attempt == self._endpoint.retries:
                     return str(error)
-                time.sleep(min(max(_PAUSE_S * 2**attempt, error.pause_s), _LONGEST_PAUSE_S))
+                time.sleep(pause_s)
         raise AssertionError("unreachable")
 
     def _read_on(self, slot: _Slot) -> Position:

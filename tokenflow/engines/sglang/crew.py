@@ -7,12 +7,13 @@ one when any other is, since none can go on without it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Thread
 from typing import Any
 
@@ -23,20 +24,28 @@ from tokenflow.engines.sglang.load import HOST, device_of, lone_meeting
 from tokenflow.engines.sglang.orders import Leave, Load, Order, encode
 from tokenflow.engines.sglang.rank import Rank, Result
 from tokenflow.types import ModelConfig
+from tokenflow.wire.watch import HANGUP
 
 COMMAND = (sys.executable, "-P", "-m", "tokenflow.engines.sglang.follower")
 _EXIT_RANK_LOST = 4
-_LEAVE_S = 10
+_LEAVE_S = 3
 
 
 class Crew:
     """The ranks of a model; see :class:`tokenflow.engines.sglang.rank.Rank` for the parameters.
 
     :param command: what is run for each further rank, with the number of its end of a socketpair added.
+    :param first: makes the first rank.
     """
 
     def __init__(
-        self, config: ModelConfig, *, cuda_graphs: bool, load_format: str, command: Sequence[str] = COMMAND
+        self,
+        config: ModelConfig,
+        *,
+        cuda_graphs: bool,
+        load_format: str,
+        command: Sequence[str] = COMMAND,
+        first: Callable[..., Rank] = Rank,
     ) -> None:
         ranks = config.tensor_parallel
         device_of(config.device, ranks - 1)
@@ -52,7 +61,7 @@ class Crew:
             for rank in range(1, ranks):
                 self._hire(command, Load(config, rank, meeting, cuda_graphs, load_format))
             Thread(target=self._watch, daemon=True).start()
-        self._rank = Rank(config, 0, store, meeting, cuda_graphs=cuda_graphs, load_format=load_format)
+        self._rank = first(config, 0, store, meeting, cuda_graphs=cuda_graphs, load_format=load_format)
 
     @property
     def runner(self) -> Any:
@@ -71,9 +80,14 @@ class Crew:
         """Let the other ranks go."""
         self._leaving = True
         for sock in self._sockets:
-            sock.sendall(encode(Leave()))
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(encode(Leave()))
         for process in self._processes:
-            process.wait(_LEAVE_S)
+            try:
+                process.wait(_LEAVE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         for sock in self._sockets:
             sock.close()
         self._rank.close()
@@ -90,7 +104,7 @@ class Crew:
         """Leave with an error as soon as another rank is gone."""
         poll = select.poll()
         for sock in self._sockets:
-            poll.register(sock, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
+            poll.register(sock, HANGUP)
         poll.poll()
         if not self._leaving:
             os.write(2, b"a tensor-parallel rank is gone; the model cannot go on without it\n")

@@ -1,0 +1,104 @@
+"""What the sglang engine expects of SGLang, and how it says that something is different."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tokenflow.engines.sglang.load import server_arguments
+from tokenflow.engines.sglang.seams import CALLS, changes_of, check_seams, require_sglang
+from tokenflow.errors import UnsupportedModel
+from tokenflow.types import ModelConfig
+
+
+def test_another_version_is_named_with_the_one_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.5.24")
+    with pytest.raises(UnsupportedModel) as refused:
+        require_sglang()
+    assert str(refused.value) == (
+        "engine 'sglang' needs SGLang 0.5.23, found 0.5.24: pip install 'tokenflow[sglang]'"
+    )
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.5.23")
+    require_sglang()
+
+
+NO_SUCH = "type object 'Thing' has no attribute 'gone'"
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("library")
+    exec(
+        "def plain(a, b=1): ...\n"
+        "def open_ended(a, **rest): ...\n"
+        "class Thing:\n"
+        "    def __init__(self, size): ...\n"
+        "    def method(self, batch, *, mode): ...\n"
+        "    member = 3\n",
+        module.__dict__,
+    )
+    monkeypatch.setitem(sys.modules, "library", module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "changes"),
+    [
+        ("library:plain", ("a",), []),
+        ("library:plain", ("a", "b"), []),
+        ("library:plain", ("a", "c"), ["library:plain no longer takes 'c'"]),
+        ("library:plain", (), ["library:plain now needs 'a'"]),
+        ("library:open_ended", ("a", "anything"), []),
+        ("library:Thing", ("size",), []),
+        ("library:Thing.method", ("batch", "mode"), []),
+        ("library:Thing.method", ("batch",), ["library:Thing.method now needs 'mode'"]),
+        ("library:Thing.member", (), []),
+        (
+            "library:Thing.gone",
+            (),
+            ["library:Thing.gone is gone (" + NO_SUCH + ")"],
+        ),
+        ("nowhere:at_all", (), ["nowhere:at_all is gone (No module named 'nowhere')"]),
+    ],
+)
+def test_a_change_is_named(
+    library: ModuleType, name: str, given: tuple[str, ...], changes: list[str]
+) -> None:
+    assert list(changes_of(name, given)) == changes
+
+
+def test_all_changes_are_told_at_once(library: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tokenflow.engines.sglang.seams.CALLS", {"library:plain": (), "library:Thing": ("length",)}
+    )
+    with pytest.raises(UnsupportedModel) as refused:
+        check_seams()
+    assert str(refused.value).startswith("this build of SGLang is not 0.5.23 as released")
+    assert str(refused.value).endswith(
+        "library:plain now needs 'a'; library:Thing no longer takes 'length'; library:Thing now needs 'size'"
+    )
+
+
+def test_every_argument_that_is_given_is_checked(tmp_path: Path) -> None:
+    config = {
+        "dtype": "float32",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 64,
+        "max_position_embeddings": 256,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = ModelConfig(path=str(tmp_path), max_requests=8)
+    for device in ("cpu", "cuda"):
+        given = server_arguments(model, device, cuda_graphs=True, load_format="safetensors")
+        assert set(given) <= set(CALLS["sglang.srt.server_args:ServerArgs"])
+    on_cpu = server_arguments(model, "cpu", cuda_graphs=True, load_format="safetensors")
+    assert on_cpu["max_total_tokens"] == 8 * 256
+    assert on_cpu["dtype"] == "float32"
+    assert on_cpu["disable_cuda_graph"]

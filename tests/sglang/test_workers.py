@@ -1,0 +1,107 @@
+"""SGLang workers as processes: they recover like all others, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.reference.cases import DEMO
+from tests.reference.record import eval_prompts
+from tests.sglang.members import on_sglang
+from tokenflow.router import Router
+from tokenflow.wire.messages import Step, StepDone
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
+
+RECIPE = DEMO.parent / "demo.yaml"
+REQUEST: dict[str, Any] = {"max_tokens": 60, "concurrency": 4}
+PROMPTS = eval_prompts(200)[:8]
+
+
+class Belongings:
+    """What worker processes have of the machine while they run: processes, ports, shared memory."""
+
+    def __init__(self) -> None:
+        self.processes = psutil.Process().children(recursive=True)
+        self.ports: list[int] = []
+        self.shared: set[str] = set()
+        for process in self.processes:
+            connections = process.net_connections("inet")
+            self.ports += [one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN]
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            self.shared |= set(re.findall(r"/dev/shm/\S+", maps))
+
+    def left(self) -> list[str]:
+        """What is still there."""
+        _, alive = psutil.wait_procs(self.processes, timeout=5)
+        listening = {
+            one.laddr.port for one in psutil.net_connections("inet") if one.status == psutil.CONN_LISTEN
+        }
+        return [
+            *(f"process {process.pid}" for process in alive),
+            *(f"port {port}" for port in self.ports if port in listening),
+            *(file for file in self.shared if Path(file).exists()),
+        ]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """What is in a folder."""
+    return list(folder.iterdir())
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files of this test's workers."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+async def test_two_workers_share_a_machine_and_leave_nothing_behind(temporary: Path) -> None:
+    for _ in range(int(os.environ.get("STARTS", "2"))):
+        async with Router(RECIPE, overrides=on_sglang("slm", "llm")) as router:
+            answer = await router.generate(PROMPTS[0], max_tokens=10)
+            assert len(answer.tokens) == 10
+            belongings = Belongings()
+        assert belongings.left() == []
+        assert files_in(temporary) == []
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+async def test_a_killed_worker_changes_no_answer(
+    parallel: int, temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All ranks of the killed worker go with it."""
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    async with Router(RECIPE) as router:
+        expected = await router.generate_many(PROMPTS, **REQUEST)
+    killed: list[Belongings] = []
+
+    def kill(model: str, step: Step, done: StepDone) -> None:
+        if model == "llm" and step.rows and step.id > 20 and not killed:
+            killed.append(Belongings())
+            ranks = [process for process in killed[0].processes if _runs_sglang(process)]
+            assert len(ranks) == parallel
+            first = next(rank for rank in ranks if rank.parent() not in ranks)
+            os.kill(first.pid, signal.SIGKILL)
+
+    overrides = on_sglang("llm", tensor_parallel=parallel)
+    async with Router(RECIPE, overrides=overrides, observer=kill) as router:
+        answers = await router.generate_many(PROMPTS, **REQUEST)
+        assert killed
+    assert [(one.token_ids, one.models) for one in answers] == [
+        (one.token_ids, one.models) for one in expected
+    ]
+    assert killed[0].left() == []
+    assert "ended with signal 9 (SIGKILL)" in caplog.text
+
+
+def _runs_sglang(process: psutil.Process) -> bool:
+    return any("/sglang/" in mapped.path for mapped in process.memory_maps())
