@@ -88,8 +88,8 @@ async def test_a_server_keeps_its_settings_and_lets_open_streams_end(tmp_path: P
         example = await server.until("try: curl")
         assert f"http://127.0.0.1:{client.port}/v1/completions" in example
         assert '"model": "demo"' in example
-        children = psutil.Process(server.process.pid).children()
-        assert len(children) == 2
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        assert len(children) >= 2
 
         key = {"authorization": "Bearer k1"}
         assert (await client.get("/v1/models", authorization="Bearer k2")).status == 401
@@ -165,7 +165,7 @@ async def test_a_server_that_loads_listens_already_and_can_be_stopped() -> None:
         metrics = await Client(port).get("/metrics")
         assert metrics.status == 200
         assert b"num_requests_running" not in metrics.body
-        children = psutil.Process(server.process.pid).children()
+        children = psutil.Process(server.process.pid).children(recursive=True)
         server.process.send_signal(signal.SIGTERM)
         code, said = await server.end()
         assert code == 130, said
