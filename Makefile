@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test exact algorithms test-sglang exact-sglang lint clean
+.PHONY: help demo test exact algorithms clients test-sglang exact-sglang lint clean
 
 VENV ?= .venv
 # SGLang wants other versions of nearly everything, and Python 3.11 exactly.
@@ -26,13 +26,17 @@ demo: $(VENV)/.runtime ## Set up, then let two small trained models answer a wor
 	  'Ledger from 39: a+3 b+5 c-3 d-1 e+1 f-1 g+8 h+6 i-8 j-9 k+7 l-6 m-6 n-8 o+1'
 
 test: lint ## Set up, then lint, type-check and run the tests
-	$(BIN)/python -m pytest --ignore=tests/exact --ignore=tests/sglang --ignore=tests/cuda
+	$(BIN)/python -m pytest --ignore=tests/exact --ignore=tests/clients --ignore=tests/sglang --ignore=tests/cuda
 
 exact: $(VENV)/.dev ## Set up, then compare routed output with a naive reference over the whole matrix (long)
 	$(BIN)/python -m pytest tests/exact/test_matrix.py --timeout=3600 --numprocesses=2
 
 algorithms: $(VENV)/.dev ## Set up, then compare every algorithm in every form with its reference (longer)
 	$(BIN)/python -m pytest tests/exact/test_algorithms.py --timeout=3600 --numprocesses=2
+
+clients: $(VENV)/.dev $(VENV)-clients/.made ## Set up, then let LangChain, LiteLLM and lm-eval ask a server (long)
+	TOKENFLOW_PYTHON=$(abspath $(BIN))/python $(VENV)-clients/bin/python -m pytest tests/clients --timeout=900 \
+	  --override-ini=filterwarnings=
 
 test-sglang: $(VENV_SGLANG)/.installed ## Set up, then run the tests that need SGLang, on the CPU
 	$(PYTEST_SGLANG) tests/sglang --numprocesses=2
@@ -46,7 +50,7 @@ lint: $(VENV)/.dev ## Set up, then ruff and mypy only
 	$(BIN)/mypy
 
 clean: ## Remove the virtual environment and every cache
-	rm -rf $(VENV) $(VENV_SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients $(VENV_SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
@@ -63,6 +67,11 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.runtime
 	$(INSTALL) '.[dev]'
+	@touch $@
+
+$(VENV)-clients/.made: tests/clients/requirements.txt | $(VENV)/.runtime
+	$(BIN)/python -m venv $(VENV)-clients
+	$(VENV)-clients/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
 	@touch $@
 
 $(VENV_SGLANG)/.installed: tests/sglang/requirements.txt pyproject.toml

@@ -32,10 +32,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prompts": LEAVES | {"text"},
     "response": LEAVES | {"wire", "text", "actors"},
     "router": LEAVES | {"wire", "planner", "dsl", "text", "hub", "actors", "members", "prompts", "response"},
-    "server": LEAVES | {"dsl", "text", "router"},
+    "server": LEAVES | {"wire", "dsl", "text", "prompts", "response", "router", "loop"},
     "console": LEAVES,
+    "loop": LEAVES,
     "rows": LEAVES | {"prompts"},
-    "run": LEAVES | {"dsl", "prompts", "router", "console", "rows"},
+    "run": LEAVES | {"dsl", "prompts", "router", "console", "rows", "loop"},
     "cli": LEAVES | {"dsl", "router", "server", "console", "run"},
     "tokenflow": LEAVES | {"dsl", "router"},
 }

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from tokenflow.errors import InvalidRequest
-from tokenflow.prompts import check_endpoints, check_known_ids, encode, param_values, sampling_params
+from tokenflow.prompts import (
+    check_endpoints,
+    check_known_ids,
+    encode,
+    param_values,
+    sampling_params,
+    text_length,
+)
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.types import EndpointConfig, SamplingParams
 
@@ -37,6 +44,18 @@ def tokenizer() -> Tokenizer:
         ([{"content": "a"}], "message 0 needs a 'role'"),
         ([{"role": "user"}], "message 0: content must be a text or text parts, got NoneType"),
         (
+            [{"role": "tool", "content": None}],
+            "message 0: content must be a text or text parts, got NoneType",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": 3}]}],
+            "message 0: content parts must be {'type': 'text', 'text': ...}",
+        ),
+        (
+            [{"role": "user", "content": ["a"]}],
+            "message 0: content parts must be {'type': 'text', 'text': ...}",
+        ),
+        (
             [{"role": "user", "content": [{"type": "image_url"}]}],
             "message 0: content parts must be {'type': 'text', 'text': ...}",
         ),
@@ -58,6 +77,53 @@ def test_text_ids_messages_and_parts_of_text_say_the_same(tokenizer: Tokenizer) 
     assert encode([{"role": "user", "content": parts}], tokenizer, 100) == expected
 
 
+def test_an_assistant_may_have_said_nothing(tokenizer: Tokenizer) -> None:
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]
+    nothing = [said[0], {"role": "assistant", "content": None}]
+    assert encode(nothing, tokenizer, 100) == encode(said, tokenizer, 100)
+
+
+def test_a_text_that_spells_its_beginning_gets_no_second_one(tokenizer: Tokenizer) -> None:
+    plain = encode("ab", tokenizer, 100)
+    assert plain.count(tokenizer.bos_id or 0) == 1
+    assert encode("<bos>ab", tokenizer, 100) == plain
+    assert encode("ab", tokenizer, 100, add_special_tokens=False) == plain[1:]
+    assert encode("<bos>ab", tokenizer, 100, add_special_tokens=False) == plain
+
+
+def test_a_text_with_a_token_that_not_all_models_have_is_refused(tokenizer: Tokenizer) -> None:
+    last = tokenizer.tokens[99]
+    assert last is not None
+    assert encode(last, tokenizer, 100)[-1] == 99
+    with pytest.raises(InvalidRequest, match="token id 99 at index 1 is out of range"):
+        encode(last, tokenizer, 99)
+
+
+def test_messages_are_written_by_the_owner_of_the_template_with_its_variables(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b "}]
+    ending = tokenizer.encode("A: b ", add_special_tokens=False)
+    going_on = {"continue_final_message": True}
+    assert encode(messages, tokenizer, 100, template=going_on)[-len(ending) :] == ending
+    assert encode(messages, tokenizer, 100)[-len(ending) :] != ending
+    with pytest.raises(InvalidRequest, match="choose one of them"):
+        encode(messages, tokenizer, 100, template={**going_on, "add_generation_prompt": True})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "length"),
+    [
+        ("abc", 3),
+        ([1, 2, 3], 0),
+        ([], 0),
+        (7, 0),
+        ([{"role": "user", "content": "abc"}, {"role": "user"}, 3], 3),
+        ([{"role": "user", "content": [{"type": "text", "text": "ab"}, {"text": 3}, "c"]}], 3),
+    ],
+)
+def test_the_text_of_a_prompt_is_measured_before_it_is_checked(prompt: Any, length: int) -> None:
+    assert text_length(prompt) == length
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -72,6 +138,11 @@ def test_a_wrong_setting_is_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         sampling_params(given)
     assert str(caught.value) == message
+
+
+def test_what_a_request_leaves_open_is_as_the_recipe_says() -> None:
+    params = sampling_params({"temperature": 0.5, "top_p": None}, {"temperature": 0.9, "top_p": 0.8})
+    assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.8, 0)
 
 
 def test_none_means_absent_and_a_stop_may_be_one_string() -> None:

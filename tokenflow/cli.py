@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from typing import Any
 
 from tokenflow.errors import RecipeError
 
@@ -98,6 +99,16 @@ def _parser() -> argparse.ArgumentParser:
     _add_sampling(run.add_argument_group("sampling"))
     run.set_defaults(command=_run)
 
+    serve = commands.add_parser(
+        "serve",
+        help="serve a recipe over HTTP, as OpenAI's API",
+        description="Serve a recipe over HTTP, as OpenAI's API. Each option has a twin in the environment: "
+        "TOKENFLOW_PORT for --port.",
+    )
+    _add_recipe(serve)
+    _add_serving(serve)
+    serve.set_defaults(command=_serve)
+
     check = commands.add_parser(
         "check",
         help="check a recipe and describe it",
@@ -173,6 +184,25 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_serving(parser: argparse.ArgumentParser) -> None:
+    def add(flag: str, metavar: str, text: str, **more: Any) -> None:
+        parser.add_argument(flag, metavar=metavar, help=text, **more)
+
+    add("--host", "HOST", "where to listen (127.0.0.1)")
+    add("--port", "N", "where to listen (8000)")
+    add("--uds", "PATH", "listen at a Unix socket instead")
+    add("--served-model-name", "NAME", "what clients call the recipe (repeatable)", action="append")
+    add("--api-key", "KEY", "ask clients for this key (repeatable)", action="append")
+    add("--max-queued-reqs", "N", "most requests that wait; the others get 503 (256)")
+    add("--max-model-len", "N", "most tokens of a request, prompt and output (the models' own limit)")
+    add("--context-length", "N", argparse.SUPPRESS, dest="max_model_len")
+    add("--drain-timeout", "SECONDS", "for open requests to end in after the first signal (30)")
+    add("--log-level", "LEVEL", "debug, info, warning, error (warning)")
+    parser.add_argument(
+        "--access-log", action="store_true", default=None, help="log every request, in a line of JSON"
+    )
+
+
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
@@ -183,6 +213,15 @@ def _run(args: argparse.Namespace) -> int:
     from tokenflow.run import run
 
     return run(args)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    try:
+        from tokenflow.server.serve import serve
+    except ModuleNotFoundError as error:
+        print(f"tokenflow serve: needs {error.name}: pip install 'tokenflow[serve]'", file=sys.stderr)
+        return EXIT_FAILURE
+    return serve(args)
 
 
 def _check(args: argparse.Namespace) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -13,20 +15,26 @@ from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.vocabulary import require_same_vocabulary
 from tokenflow.types import EndpointConfig
 
+_DIFF_LINES = 40
+
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Members:
     """The models of a recipe as found on disk.
 
     ``recipe`` is the recipe with local directories as paths and token ids for the texts of its rules.
-    ``tokenizer`` reads prompts: the entry's, or one of bytes where all models are simulated.  Ids from
-    ``vocab_limit`` on are shared by no tokenizer and never used.  ``eos_token_ids`` is the union over the
-    models: any of them may end a response, whichever model wrote it.  ``fingerprints`` are SHA-256 sums
-    of ``tokenizer.json``, and ``endpoints`` where models run that are reached over HTTP.
+    ``tokenizer`` reads prompts: the entry's, or one of bytes where all models are simulated.  ``chat`` writes
+    conversations.  Ids from ``vocab_limit`` on are shared by no tokenizer and never used.  ``eos_token_ids``
+    is the union over the models: any of them may end a response, whichever model wrote it.
+    ``fingerprints`` are SHA-256 sums of ``tokenizer.json``, and ``endpoints`` where models run that are
+    reached over HTTP.
     """
 
     recipe: RecipeIR
     tokenizer: Tokenizer
+    chat: Tokenizer
     vocab_limit: int
     eos_token_ids: tuple[int, ...]
     fingerprints: Mapping[str, str]
@@ -52,6 +60,8 @@ def load_members(recipe: RecipeIR) -> Members:
     vocab_limit = require_same_vocabulary(tokenizers)
     # The vocabulary is one; a simulated entry has no tokenizer of its own, and any member's will do.
     tokenizer = tokenizers.get(recipe.entry) or next(iter(tokenizers.values()))
+    if not recipe.chat_template:
+        _compare_templates(recipe.entry, tokenizers)
     eos = {token for tokenizer in tokenizers.values() for token in tokenizer.eos_ids}
     models = tuple(
         replace(model, config=replace(model.config, path=str(paths[model.name])))
@@ -67,8 +77,26 @@ def load_members(recipe: RecipeIR) -> Members:
     return Members(
         recipe=resolve_texts(replace(recipe, models=models, heads=heads), tokenizer),
         tokenizer=tokenizer,
+        chat=tokenizers.get(recipe.chat_template) or tokenizer,
         vocab_limit=vocab_limit,
         eos_token_ids=tuple(sorted(token for token in eos if token < vocab_limit)),
         fingerprints={name: tokenizers[name].fingerprint for name in names},
         endpoints=endpoints,
     )
+
+
+def _compare_templates(owner: str, tokenizers: Mapping[str, Tokenizer]) -> None:
+    """Warn where the models of a recipe were trained on different conversations."""
+    sources = {name: tokenizer.chat_template.sources.get("default") for name, tokenizer in tokenizers.items()}
+    own = sources.get(owner)
+    for name, source in sources.items():
+        if own is None or source is None or source == own:
+            continue
+        lines = difflib.unified_diff(own.splitlines(), source.splitlines(), owner, name, lineterm="", n=1)
+        log.warning(
+            "the chat template of %s differs from that of %s, which is used; name the one to use with "
+            '"chat_template" in the recipe:\n%s',
+            name,
+            owner,
+            "\n".join(list(lines)[:_DIFF_LINES]),
+        )

@@ -19,12 +19,13 @@ _SETTINGS = tuple(field.name for field in fields(SamplingParams))
 _FORMS = "a prompt is a text, a list of token ids or a list of chat messages"
 
 
-def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, float] | None = None) -> SamplingParams:
     """Sampling settings from keyword arguments; ``None`` means absent, and ``stop`` may be one string.
 
+    :param defaults: the recipe's own settings, which count where nothing is given.
     :raises InvalidRequest: for an unknown name or a value out of range.
     """
-    settings = {name: value for name, value in given.items() if value is not None}
+    settings = {**(defaults or {}), **{name: value for name, value in given.items() if value is not None}}
     for name in settings:
         if name not in _SETTINGS:
             close = difflib.get_close_matches(name, _SETTINGS, 1)
@@ -73,51 +74,94 @@ def param_values(known: Mapping[str, float], given: Mapping[str, float] | None) 
     return tuple(float(given.get(name, default)) for name, default in known.items())
 
 
-def encode(prompt: Prompt, tokenizer: Tokenizer, limit: int) -> list[int]:
+def encode(
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    limit: int,
+    *,
+    chat: Tokenizer | None = None,
+    add_special_tokens: bool = True,
+    template: Mapping[str, Any] | None = None,
+) -> list[int]:
     """Token ids of a prompt.
 
-    :param limit: ids from here on are in no vocabulary.
+    A text that spells the beginning-of-sequence token itself gets no second one.
+
+    :param limit: ids from here on are not in every model's vocabulary.
+    :param chat: writes messages, with its chat template; ``tokenizer`` if not given.
+    :param add_special_tokens: put before a text what its model expects there.
+    :param template: variables for the chat template.
     :raises InvalidRequest: if it is empty, none of the three forms, or has an id out of range.
     """
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidRequest("the prompt is empty; give at least one character", "prompt")
-        return tokenizer.encode(prompt)
+        tokens = tokenizer.encode(prompt, add_special_tokens)
+        if tokenizer.bos_id is not None and tokens[:2] == [tokenizer.bos_id] * 2:
+            del tokens[0]
+        return _known(tokens, limit)
     if not isinstance(prompt, list | tuple):
         raise InvalidRequest(f"{_FORMS}, got {type(prompt).__name__}", "prompt")
     if not prompt:
         raise InvalidRequest("the prompt is empty; give at least one token or message", "prompt")
     if isinstance(prompt[0], Mapping):
-        return tokenizer.render([_message(index, item) for index, item in enumerate(prompt)])
-    for index, token in enumerate(prompt):
-        if not isinstance(token, int) or isinstance(token, bool):
-            raise InvalidRequest(f"{_FORMS}, got {type(token).__name__} at index {index}", "prompt")
-        if not 0 <= token < limit:
-            raise InvalidRequest(
-                f"token id {token} at index {index} is out of range: the tokenizer has {limit} ids", "prompt"
-            )
-    return list(cast(Sequence[int], prompt))
+        messages = [_message(index, item) for index, item in enumerate(prompt)]
+        return _known((chat or tokenizer).render(messages, **(template or {})), limit)
+    if set(map(type, prompt)) != {int}:
+        index, token = next((index, token) for index, token in enumerate(prompt) if type(token) is not int)
+        raise InvalidRequest(f"{_FORMS}, got {type(token).__name__} at index {index}", "prompt")
+    return _known(list(cast(Sequence[int], prompt)), limit)
+
+
+def text_length(prompt: Prompt) -> int:
+    """How many characters have to be tokenized, about."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if not isinstance(prompt, list | tuple) or not prompt or not isinstance(prompt[0], Mapping):
+        return 0
+    contents = (message.get("content") for message in prompt if isinstance(message, Mapping))
+    parts = (part for content in contents for part in (content if isinstance(content, list) else [content]))
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
+def _known(tokens: list[int], limit: int) -> list[int]:
+    """The tokens, if every model of the recipe has them."""
+    if tokens and (min(tokens) < 0 or max(tokens) >= limit):
+        index, token = next((i, token) for i, token in enumerate(tokens) if not 0 <= token < limit)
+        raise InvalidRequest(
+            f"token id {token} at index {index} is out of range: the tokenizer has {limit} ids",
+            "prompt",
+        )
+    return tokens
 
 
 def _message(index: int, message: object) -> dict[str, Any]:
-    """A chat message; text in parts becomes one text."""
+    """A chat message; text in parts becomes one text, and an assistant may have said nothing."""
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"message {index} must be a mapping, got {type(message).__name__}", "prompt")
-    if not isinstance(message.get("role"), str):
+    role = message.get("role")
+    if not isinstance(role, str):
         raise InvalidRequest(f"message {index} needs a 'role'", "prompt")
     content = message.get("content")
     if isinstance(content, list):
-        for part in content:
-            if not isinstance(part, Mapping) or part.get("type") != "text" or "text" not in part:
-                raise InvalidRequest(
-                    f"message {index}: content parts must be {{'type': 'text', 'text': ...}}", "prompt"
-                )
-        content = "".join(str(part["text"]) for part in content)
+        content = "".join(_part(index, part) for part in content)
+    elif content is None and role == "assistant":
+        content = ""
     if not isinstance(content, str):
         raise InvalidRequest(
             f"message {index}: content must be a text or text parts, got {type(content).__name__}", "prompt"
         )
     return {**message, "content": content}
+
+
+def _part(index: int, part: object) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise InvalidRequest(
+            f"message {index}: content parts must be {{'type': 'text', 'text': ...}}", "prompt"
+        )
+    return text
 
 
 def _finite(value: float) -> bool:

@@ -11,7 +11,8 @@ from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.system import ActorSystem
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.transcript import Transcript
-from tokenflow.types import Completion, Logprob, StreamEvent, Timing, Token, Usage
+from tokenflow.types import Completion, Logprob, SamplingParams, StreamEvent, Timing, Token, Usage
+from tokenflow.wire.messages import Scored
 
 
 class Reader:
@@ -21,12 +22,12 @@ class Reader:
     follow every commit; without, it catches up when the actor has time to tell.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
-        self.transcript = Transcript(tokenizer, stops)
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
+        self.transcript = Transcript(tokenizer, sampling.stop, special=not sampling.skip_special_tokens)
         self.texts: list[str] = []
-        self.news = asyncio.Event()
         self.streaming = False
-        self._eager = bool(stops)
+        self._waiter: asyncio.Future[None] | None = None
+        self._eager = bool(sampling.stop)
 
     def committed(self, token: int) -> bool:
         """Part of :class:`tokenflow.actors.sequence.Listener`."""
@@ -42,8 +43,17 @@ class Reader:
                 if token in sequence.limits.stop_ids:
                     break
                 self._read(token)
-        if self.streaming or sequence.phase is Phase.FINISHED:
-            self.news.set()
+        waiter = self._waiter
+        if waiter is not None and (self.streaming or sequence.phase is Phase.FINISHED) and not waiter.done():
+            waiter.set_result(None)
+
+    async def news(self) -> None:
+        """Wait for news: of tokens while ``streaming``, else of the end."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def _read(self, token: int) -> None:
         self.texts.append(self.transcript.advance(token).text)
@@ -65,6 +75,14 @@ class Response(AsyncIterator[StreamEvent]):
         self._told = 0
         self._ended = False
 
+    async def begin(self) -> None:
+        """Check the request and queue it, without waiting for what it gains.
+
+        :raises InvalidRequest: if the prompt or a sampling value is wrong.
+        :raises TokenflowError: if the router or a model it needs failed.
+        """
+        await self._begun()
+
     async def completion(self) -> Completion:
         """Wait for the end.
 
@@ -79,7 +97,7 @@ class Response(AsyncIterator[StreamEvent]):
     async def __anext__(self) -> StreamEvent:
         if self._ended:
             raise StopAsyncIteration
-        sequence, reader = await self._begun()
+        sequence, reader = self._request or await self._begun()
         reader.streaming = True
         while sequence.phase is not Phase.FINISHED and len(reader.texts) == self._told:
             await self._news(reader)
@@ -124,9 +142,8 @@ class Response(AsyncIterator[StreamEvent]):
         return self._request
 
     async def _news(self, reader: Reader) -> None:
-        reader.news.clear()
         try:
-            await reader.news.wait()
+            await reader.news()
         except BaseException:
             self.close()
             raise
@@ -140,7 +157,7 @@ class Response(AsyncIterator[StreamEvent]):
                 text=texts[index] if index < len(texts) else "",
                 model=self._names[sequence.writers[index]],
                 logprob=sequence.logprobs[index],
-                top_logprobs=tuple(Logprob(*pair) for pair in sequence.tops[index]),
+                top_logprobs=tuple([Logprob(*pair) for pair in sequence.tops[index]]),
             )
             for index in range(start, end)
         )
@@ -168,7 +185,23 @@ class Response(AsyncIterator[StreamEvent]):
             timing=Timing(
                 ttft_s=sequence.first_token_at - sequence.submitted_at,
                 latency_s=sequence.finished_at - sequence.submitted_at,
+                queued_s=sequence.admitted_at - sequence.submitted_at,
             ),
             seed=sequence.seed,
             simulated=bool(self._system.recipe.simulated),
         )
+
+
+def scored_tokens(
+    tokenizer: Tokenizer, model: str, tokens: list[int], scored: Scored | None
+) -> tuple[Token, ...]:
+    """The tokens of a prompt with what a model said of all but the first; their texts make up its text."""
+    transcript = Transcript(tokenizer)
+    texts = [transcript.advance(token).text for token in tokens]
+    texts[-1] += transcript.finish().text
+    logprobs = [None, *(scored.logprobs if scored else ())]
+    tops = [[], *(scored.top if scored else ())]
+    return tuple(
+        Token(token, text, model, logprob, tuple(Logprob(*pair) for pair in top))
+        for token, text, logprob, top in zip(tokens, texts, logprobs, tops, strict=True)
+    )

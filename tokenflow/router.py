@@ -24,16 +24,27 @@ from tokenflow.actors.system import ActorSystem, Observer
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.recipe import Recipe
 from tokenflow.dsl.weights import first_writer
-from tokenflow.errors import ContextTooLong, InvalidRequest, RouterClosed
+from tokenflow.errors import ContextTooLong, InvalidRequest, RouterClosed, TokenflowError
 from tokenflow.members import Members, load_members
-from tokenflow.prompts import Prompt, check_endpoints, check_known_ids, encode, param_values, sampling_params
+from tokenflow.prompts import (
+    Prompt,
+    check_endpoints,
+    check_known_ids,
+    encode,
+    param_values,
+    sampling_params,
+    text_length,
+)
 from tokenflow.random import DRAW, uniform
-from tokenflow.response import Reader, Response
-from tokenflow.types import Completion, SamplingParams
+from tokenflow.response import Reader, Response, scored_tokens
+from tokenflow.text.tokenizer import Tokenizer
+from tokenflow.types import MAX_TOP_LOGPROBS, Completion, Load, RouterStatus, SamplingParams, Token
 
 _STOP_GRACE_S = 5.0
-_LONG_TEXT = 20_000
+_LONG_TEXT = 2_000
 """Characters from which a prompt is tokenized in a thread, so that nobody else's tokens wait for it."""
+_LONG_PROMPT = 4_000
+"""Tokens from which a scored prompt is put together in a thread."""
 
 
 class Router:
@@ -131,19 +142,54 @@ class Router:
             raise
         return None
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that requests can come to, in recipe order."""
+        return self.recipe.reachable()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What texts are read and written with; :raises RouterClosed: if the router is not running."""
+        return self._running()[1].tokenizer
+
+    @property
+    def chat_tokenizer(self) -> Tokenizer:
+        """What conversations are written with; :raises RouterClosed: if the router is not running."""
+        return self._running()[1].chat
+
+    @property
+    def status(self) -> RouterStatus:
+        """What the router is doing, and has done; :raises RouterClosed: if it is not running."""
+        return self._running()[0].status
+
+    @property
+    def load(self) -> Load:
+        """How busy the router is; :raises RouterClosed: if it is not running."""
+        return self._running()[0].load
+
+    @property
+    def down(self) -> TokenflowError | None:
+        """Why nothing can be answered: the router is not running, or a model's worker is gone for good."""
+        if self._system is None:
+            return RouterClosed("the router is not running")
+        return self._system.error
+
     async def generate(
         self,
         prompt: Prompt,
         *,
         params: Mapping[str, float] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 (of the request, which ends by itself)
+        member: str | None = None,
         **sampling: Any,
     ) -> Completion:
         """The whole response to a prompt.  Cancelling the caller cancels the request on every model.
 
         :param params: values for the recipe's parameters, for this request only.
         :param timeout: seconds that the response may take, the time in the queue included.
-        :param sampling: fields of :class:`tokenflow.types.SamplingParams` (``stop`` may be one string).
+        :param member: let this model write all of it, whatever the recipe says.
+        :param sampling: fields of :class:`tokenflow.types.SamplingParams` (``stop`` may be one string); what
+            is not given is as the recipe says.
         :raises InvalidRequest: if the prompt, a parameter or a sampling value is wrong.
         :raises ContextTooLong: if prompt and ``max_tokens`` exceed the recipe's smallest context or KV cache.
         :raises Overloaded: if too many requests wait already.
@@ -151,7 +197,7 @@ class Router:
         :raises RequestError: if this request failed on the way.
         :raises RouterClosed: if the router is not running.
         """
-        async with self.stream(prompt, params=params, timeout=timeout, **sampling) as response:
+        async with self.stream(prompt, params=params, timeout=timeout, member=member, **sampling) as response:
             return await response.completion()
 
     def stream(
@@ -160,6 +206,7 @@ class Router:
         *,
         params: Mapping[str, float] | None = None,
         timeout: float | None = None,
+        member: str | None = None,
         **sampling: Any,
     ) -> Response:
         """The response as it grows: ``async for event in router.stream(...)``.
@@ -167,13 +214,76 @@ class Router:
         Takes and raises what :meth:`generate` does, a wrong prompt at the first event.  Breaking out of
         the loop and dropping the response, or leaving ``async with router.stream(...)``, cancels it.
         """
-        if self._system is None or self._members is None:
-            raise RouterClosed("the router is not running: use it inside 'async with Router(...) as router'")
-        settings = sampling_params(sampling)
+        system, _ = self._running()
+        settings = sampling_params(sampling, self.recipe.sampling)
         values = param_values(self.recipe.params, params)
         if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
             raise InvalidRequest(f"timeout must be a positive number of seconds, got {timeout!r}", "timeout")
-        return Response(self._system, partial(self._open, prompt, settings, values, timeout))
+        only = self._code_of(member) if member is not None else 0
+        return Response(system, partial(self._open, prompt, settings, values, only, timeout))
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        *,
+        add_special_tokens: bool = True,
+        template: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a prompt: what the models of the recipe get for it.
+
+        :param add_special_tokens: put before a text what its model expects there.
+        :param template: variables for the chat template, ``{"enable_thinking": False}`` say.
+        :raises InvalidRequest: if the prompt is wrong.
+        :raises RouterClosed: if the router is not running.
+        """
+        _, members = self._running()
+        work = partial(
+            encode,
+            prompt,
+            members.tokenizer,
+            members.vocab_limit,
+            chat=members.chat,
+            add_special_tokens=add_special_tokens,
+            template=template,
+        )
+        if text_length(prompt) > _LONG_TEXT:
+            return await to_thread.run_sync(work, abandon_on_cancel=True)
+        return work()
+
+    async def score(self, prompt: Prompt, *, top: int = 0, member: str | None = None) -> tuple[Token, ...]:
+        """The tokens of a prompt with their log-probabilities; the first one has none.
+
+        :param top: report this many alternatives per token as well; at most 20.
+        :param member: the model that scores; without one, the recipe's ``scorer``, or its only model.
+        :raises InvalidRequest: if the prompt is wrong, or no model is named.
+        :raises ContextTooLong: if the prompt exceeds the recipe's smallest context or KV cache.
+        :raises EngineError: if the model's engine cannot score it.
+        :raises RouterClosed: if the router is not running.
+        """
+        system, members = self._running()
+        system.require_running()
+        name = member or self.recipe.scorer or (self.models[0] if len(self.models) == 1 else "")
+        if not name:
+            raise InvalidRequest(
+                f"recipe {self.recipe.name!r} does not say which model scores prompts; "
+                f'add "scorer: <model>" to it (models: {", ".join(self.models)})',
+                "logprobs",
+            )
+        if not 0 <= top <= MAX_TOP_LOGPROBS:
+            raise InvalidRequest(f"top must be between 0 and {MAX_TOP_LOGPROBS}, got {top}", "logprobs")
+        code = self._code_of(name)
+        if name in self.recipe.simulated:
+            raise InvalidRequest(f"model {name!r} is simulated, so it has nothing to score with", "logprobs")
+        tokens = await self.encode(prompt)
+        if len(tokens) > system.longest:
+            raise ContextTooLong(
+                f"the prompt has {len(tokens)} tokens, but the recipe's smallest context or KV cache holds "
+                f"{system.longest}",
+                "prompt",
+            )
+        scored = await system.scoring.score(system.actors[code], tokens, top) if len(tokens) > 1 else None
+        work = partial(scored_tokens, members.tokenizer, name, tokens, scored)
+        return await to_thread.run_sync(work) if len(tokens) > _LONG_PROMPT else work()
 
     async def generate_many(
         self, prompts: Iterable[Prompt], *, concurrency: int = 16, **request: Any
@@ -204,23 +314,35 @@ class Router:
             raise group.exceptions[0] from None
         return [done[index] for index in range(len(done))]
 
-    async def _open(
-        self, prompt: Prompt, sampling: SamplingParams, params: tuple[float, ...], timeout_s: float | None
-    ) -> tuple[Request, Reader]:
-        assert self._system is not None and self._members is not None
-        members = self._members
-        tokenizer = members.tokenizer
-        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
-            tokens = await to_thread.run_sync(
-                encode, prompt, tokenizer, members.vocab_limit, abandon_on_cancel=True
+    def _running(self) -> tuple[ActorSystem, Members]:
+        if self._system is None or self._members is None:
+            raise RouterClosed("the router is not running: use it inside 'async with Router(...) as router'")
+        return self._system, self._members
+
+    def _code_of(self, member: str) -> int:
+        if member not in self.models:
+            raise InvalidRequest(
+                f"recipe {self.recipe.name!r} has no model {member!r}; it has: {', '.join(self.models)}",
+                "member",
             )
-        else:
-            tokens = encode(prompt, tokenizer, members.vocab_limit)
+        return self.recipe.model(member).code
+
+    async def _open(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        params: tuple[float, ...],
+        only: int,
+        timeout_s: float | None,
+    ) -> tuple[Request, Reader]:
+        _, members = self._running()
+        tokens = await self.encode(prompt)
         check_known_ids(sampling, members.vocab_limit)
-        check_endpoints(sampling, members.endpoints)
+        names = [model.name for model in self.recipe.models if only in (0, model.code)]
+        check_endpoints(sampling, {n: e for n, e in members.endpoints.items() if n in names})
         limits = self._limits(len(tokens), sampling, timeout_s)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        reader = Reader(tokenizer, sampling.stop)
+        reader = Reader(members.tokenizer, sampling)
         request = Request(
             id=next(self._ids),
             tokens=tokens,
@@ -229,9 +351,10 @@ class Router:
             params=params,
             limits=limits,
             listener=reader,
-            holder=self._first(seed, sampling.choice, params),
-            rollback=self.recipe.rollback,
-            step_end=self._step_end,
+            holder=only or self._first(seed, sampling.choice, params),
+            rollback=0 if only else self.recipe.rollback,
+            only=only,
+            step_end=None if only else self._step_end,
         )
         return request, reader
 

@@ -47,6 +47,11 @@ def settings() -> Settings:
     )
 
 
+def option(name: str) -> str | None:
+    """What ``TOKENFLOW_<name>`` says; nothing if it is not set, or empty."""
+    return os.environ.get(f"TOKENFLOW_{name}") or None
+
+
 def secret(name: str) -> str | None:
     """The value of an environment variable that a recipe names, a key say; None if it is not set."""
     return os.environ.get(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tokenflow.errors import InvalidRequest
 
@@ -38,6 +38,7 @@ class SamplingParams:
     :param logprobs: report each token's log-probability under the distribution it was drawn from (after
         penalties, bias, temperature and truncation; for greedy at temperature 1 without truncation).
     :param top_logprobs: report this many alternatives per token as well; at most 20.
+    :param skip_special_tokens: leave special tokens out of the text.
     :raises InvalidRequest: for a value out of range; ``param`` names the field.
     """
 
@@ -58,6 +59,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         def require(ok: bool, param: str, rule: str) -> None:
@@ -68,7 +70,7 @@ class SamplingParams:
             require(_is_number(getattr(self, name)), name, "a finite number")
         for name in ("top_k", "choice", "min_tokens", "top_logprobs"):
             require(_is_int(getattr(self, name)), name, "a 64-bit integer")
-        for name in ("ignore_eos", "logprobs"):
+        for name in ("ignore_eos", "logprobs", "skip_special_tokens"):
             require(isinstance(getattr(self, name), bool), name, "true or false")
         require(
             self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1),
@@ -183,10 +185,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds from submission (waiting for memory included) to the first committed token and to the end."""
+    """Seconds from submission to admission (the wait for memory), the first committed token and the end."""
 
     ttft_s: float
     latency_s: float
+    queued_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,3 +302,47 @@ class ModelConfig:
     load_timeout: float = 1800.0
     step_timeout: float = 120.0
     restarts: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """What a model is doing, and what it has done since it started.
+
+    ``condition`` is ``loading``, ``ready``, ``restarting`` or ``down``, and ``restarts`` how often its worker
+    was replaced.  ``threshold`` is how many ready requests it waits for, and ``waiting`` how many are ready.
+    ``pending`` requests are away at other models; their KV cache is kept.  ``kv_used`` tokens of
+    ``kv_capacity`` are booked.  Tokens and seconds are sums over steps: ``committed_tokens`` were written
+    here, ``computed_tokens`` fed to the model, and ``cached_tokens`` saved by its prefix cache.
+    """
+
+    name: str
+    condition: str
+    restarts: int
+    threshold: int
+    waiting: int
+    pending: int
+    kv_used: int
+    kv_capacity: int
+    steps: int
+    committed_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+    forward_s: float
+    step_s: float
+
+
+class Load(NamedTuple):
+    """Requests ``running`` on the models, ``queued`` for memory there, and how many can run at once."""
+
+    running: int
+    queued: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouterStatus:
+    """What a router is doing; ``longest`` is how many tokens (prompt and output) a request can have."""
+
+    load: Load
+    longest: int
+    models: tuple[ModelStatus, ...]

@@ -150,6 +150,22 @@ def test_an_ensemble_may_name_the_model_that_reads_the_prompt() -> None:
     assert recipe.draw == load(MIXED).draw
 
 
+def test_what_requests_leave_open_is_said_by_the_recipe() -> None:
+    recipe = load(
+        CHECKED + "\nsampling: {temperature: 0.6, max_tokens: 9}\nchat_template: llm\nscorer: llm\n"
+    )
+    assert recipe.sampling == {"temperature": 0.6, "max_tokens": 9}
+    assert (recipe.chat_template, recipe.scorer) == ("llm", "llm")
+    assert (load(CHECKED).sampling, load(CHECKED).chat_template, load(CHECKED).scorer) == ({}, "", "")
+
+
+def test_a_model_that_never_writes_has_no_other_role() -> None:
+    never = MIXED.replace("llm: 0.2}", "llm: 0}") + "\nscorer: llm"
+    assert problems(never)[0] == (
+        'recipe.yaml:6:9: error: scorer: model "llm" has no weight in draw, so it is never loaded'
+    )
+
+
 def test_tentative_tokens_and_who_checks_them() -> None:
     recipe = load(CHECKED)
     assert recipe.rollback == 8
@@ -279,6 +295,18 @@ ROLLBACKS = [
     ]),
 ]  # fmt: skip
 
+# What follows a rollback of 8 tokens.
+OPENS = [
+    ("scorer: lm", ['7:9: error: scorer: unknown model "lm" (did you mean "llm"?)']),
+    ("scorer:", ["7:8: error: scorer: expected text, got nothing"]),
+    ("chat_template: a.jinja", ['7:16: error: chat_template: unknown model "a.jinja" (models: slm, llm)']),
+    ("chat_template: [llm]", ['7:16: error: chat_template: expected text, got a list']),
+    ("sampling: 0.7", ["7:11: error: sampling: expected a mapping with the keys max_tokens, temperature, top_k, ..., got 0.7"]),
+    ("sampling: {temperature: -1}", ["7:25: error: sampling.temperature: must be at least 0, got -1"]),
+    ("sampling: {repetition_penalty: 0}", ["7:32: error: sampling.repetition_penalty: must be greater than 0, got 0"]),
+    ("sampling: {temprature: 1}", ['7:12: error: sampling.temprature: unknown key (did you mean "temperature"?)']),
+]  # fmt: skip
+
 DEGRADE = "on_failure: degrade\nmodels:"
 FAILURES = [
     (MIXED, "models:", "on_failure: ignore\nmodels:", ['3:13: error: on_failure: expected one of fail, degrade, got "ignore"']),
@@ -294,6 +322,7 @@ FAILURES = [
         *((GATED, *case) for case in HEADS + CONDITIONS),
         *((MIXED, *case) for case in DRAWS + BUDGETS),
         *((CHECKED, *case) for case in ROLLBACKS),
+        *((CHECKED, "rollback: 8", f"rollback: 8\n{line}", lines) for line, lines in OPENS),
     ],
 )
 def test_a_wrong_recipe_is_refused_with_these_lines(text: str, old: str, new: str, lines: list[str]) -> None:

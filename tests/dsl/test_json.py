@@ -25,6 +25,7 @@ SHAPES = [
     shapes.Head,
     shapes.Rule,
     shapes.Budget,
+    shapes.Sampling,
     shapes.Batching,
     shapes.Assume,
 ]

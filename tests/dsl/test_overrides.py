@@ -14,7 +14,7 @@ from tokenflow.dsl.load import load_recipe
 
 TOP_KEYS = (
     "name, description, entry, params, models, heads, routes, draw, budgets, rollback, rollback_to, "
-    "on_failure, batching"
+    "on_failure, sampling, chat_template, scorer, batching"
 )
 FORM = 'expected KEY.PATH=VALUE, as in "params.tau=0.1"'
 CONDITION = 'expected a condition, got a number: compare it, as in "entropy > 0.5"'

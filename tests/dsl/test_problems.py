@@ -18,7 +18,7 @@ SIGNALS = "entropy, entropy_nats, confidence, margin, logprob, token, position, 
 FUNCTIONS = "abs, max, min, head, threshold, at, follows, window, momentum"
 TOP_KEYS = (
     "name, description, entry, params, models, heads, routes, draw, budgets, rollback, rollback_to, "
-    "on_failure, batching"
+    "on_failure, sampling, chat_template, scorer, batching"
 )
 MODEL_KEYS = (
     "path, engine, dtype, device, context_length, kv_cache, max_requests, max_batch_tokens, "

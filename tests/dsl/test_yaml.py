@@ -17,7 +17,7 @@ MISSING = [f'recipe.yaml:1:1: error: missing key "{key}"' for key in ("name", "m
 KEYS = "expected a mapping with the keys of a recipe"
 TOP_KEYS = (
     "name, description, entry, params, models, heads, routes, draw, budgets, rollback, rollback_to, "
-    "on_failure, batching"
+    "on_failure, sampling, chat_template, scorer, batching"
 )
 
 

@@ -130,3 +130,25 @@ def test_a_conversation_is_not_changed_by_rendering() -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "a", "name": None}]
     Tokenizer.load(DEMO / "small").render(messages)
     assert messages == [{"role": "user", "content": "a", "name": None}]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}go{% endif %}",
+            "[a][ b ",
+        ),
+        ("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", "[a][b"),
+    ],
+)
+def test_the_last_message_is_left_open_to_go_on_with(tmp_path: Path, template: str, expected: str) -> None:
+    messages = [*USER, {"role": "assistant", "content": " b "}]
+    assert text(model(tmp_path, template), messages, continue_final_message=True) == expected
+
+
+def test_a_template_that_does_not_write_the_last_message_cannot_leave_it_open(tmp_path: Path) -> None:
+    directory = model(tmp_path, "{{ messages[0].content }}")
+    messages = [*USER, {"role": "assistant", "content": "b"}]
+    with pytest.raises(InvalidRequest, match="does not write the last message as it is"):
+        text(directory, messages, continue_final_message=True)

@@ -91,3 +91,13 @@ def test_the_work_for_a_token_does_not_grow_with_the_text() -> None:
     ids = [5 + i % 90 for i in range(8000)]
     assert "".join(detokenizer.push([i]) for i in ids) == tokenizer.decode(ids)
     assert looked_up == ids
+
+
+def test_special_tokens_show_where_they_are_asked_for() -> None:
+    tokenizer = Tokenizer.load(DEMO / "small")
+    ids = [1, *tokenizer.encode("ab", add_special_tokens=False), 2]
+    for special in (False, True):
+        detokenizer = Detokenizer(tokenizer, special=special)
+        shown = detokenizer.push(ids) + detokenizer.finish()
+        assert shown == tokenizer.decode(ids, skip_special_tokens=not special)
+        assert shown == ("<bos>ab<eos>" if special else "ab")

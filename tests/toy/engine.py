@@ -4,10 +4,10 @@
 (another salt, another model), ``ids`` (only ids below have a probability), ``context_length``,
 ``kv_capacity``, ``max_requests``, ``block_size``, ``step_s`` (sleep per step), ``nan_first`` (a token id:
 logits of sequences that begin with it are NaN), ``die_at_step`` (with exit code 9), ``raise_at_step``,
-``fail_load`` (a message), ``die_loading`` (an exit code). With ``script`` the logits are written down
-instead, for prompts of one token: a row for each number of output tokens so far, of which the last stands for
-all that follow. A row is ``[token, height]``, one logit of that height above zeros, or the logits of the
-first ids, -inf for all others.
+``fail_load`` and ``fail_score`` (messages), ``die_loading`` (an exit code). With ``script`` the logits are
+written down instead, for prompts of one token: a row for each number of output tokens so far, of which the
+last stands for all that follow. A row is ``[token, height]``, one logit of that height above zeros, or the
+logits of the first ids, -inf for all others.
 """
 
 from __future__ import annotations
@@ -106,7 +106,13 @@ class ToyEngine:
         del self._slots[slot]
 
     def score(self, tokens: Sequence[int], top: int = 0) -> Scores:
-        raise EngineError("the toy engine does not score")
+        if self._options.get("fail_score"):
+            raise EngineError(self._options["fail_score"])
+        rows = torch.stack([self._logits(list(tokens[:end])) for end in range(1, len(tokens))]).log_softmax(
+            -1
+        )
+        best = rows.topk(top)
+        return Scores(rows.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0], best.indices, best.values)
 
     def close(self) -> None:
         self._slots.clear()

@@ -1,4 +1,4 @@
-"""Per-request budgets of models: how many of a response's tokens a model may write."""
+"""What a model may write of a response: its budget, and whether the request is for another model alone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class Budgets:
 
     def allows(self, sequence: Sequence, code: int) -> bool:
         """Whether model ``code`` may write one more token of the response."""
+        if sequence.only:
+            return code == sequence.only
         budget = self._budgets.get(code)
         if budget is None:
             return True

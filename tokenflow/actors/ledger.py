@@ -63,6 +63,13 @@ class Ledger:
             self._held[request] = held = self._same_blocks(length)
             self._book(held, 1)
 
+    def use(self) -> list[tuple[int, int]]:
+        """Tokens booked and tokens there are, per model in the order of the pools."""
+        return [
+            (used * pool.block_size, limit * pool.block_size)
+            for used, limit, pool in zip(self._used, self._limits, self._pools, strict=True)
+        ]
+
     def release(self, request: int) -> None:
         """Forget a request that may not be held."""
         self._book(self._held.pop(request, _NOTHING), -1)

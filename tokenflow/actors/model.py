@@ -102,6 +102,15 @@ class ModelActor:
         self._run: list[tuple[Step, StepDone]] = []
         self._held = Held(model)
 
+    @property
+    def ready(self) -> int:
+        """Requests in the mailbox."""
+        return len(self._mailbox)
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether the worker has KV cache of a request."""
+        return sequence in self._held
+
     def admit(self, sequence: Sequence) -> None:
         """Take a new request, or one that is rebuilt here: its prefill never waits for a threshold."""
         self._mailbox.put(sequence, urgent=True)

@@ -16,7 +16,19 @@ from tokenflow.actors.child import Child, Launch, spawn
 from tokenflow.actors.words import LastWords
 from tokenflow.errors import ProtocolError, TokenflowError, WorkerDied, rebuild
 from tokenflow.wire.channel import Channel
-from tokenflow.wire.messages import Claim, Failure, Grant, Hello, Ready, Step, StepDone, Stop, ToRouter
+from tokenflow.wire.messages import (
+    Claim,
+    Failure,
+    Grant,
+    Hello,
+    Ready,
+    Score,
+    Scored,
+    Step,
+    StepDone,
+    Stop,
+    ToRouter,
+)
 
 _EXIT_GRACE_S = 1.0
 _DUMP_GRACE_S = 0.5
@@ -49,6 +61,7 @@ class WorkerProcess:
         self._claim: asyncio.Future[Claim] | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._step: asyncio.Future[StepDone] | None = None
+        self._scores: dict[int, asyncio.Future[Scored]] = {}
         self._deadline: asyncio.TimerHandle | None = None
         self._over = asyncio.Event()
         self._reason = ""
@@ -112,6 +125,21 @@ class WorkerProcess:
             self._expect(self.hello.config.step_timeout)
         return self._step
 
+    async def score(self, score: Score) -> Scored:
+        """Ask for the log-probabilities of given tokens; the worker answers between two steps.
+
+        :raises WorkerDied: if the worker ends before it has answered.
+        """
+        assert self._channel is not None
+        if self.error is not None:
+            raise WorkerDied(str(self.error))
+        self._scores[score.id] = asyncio.get_running_loop().create_future()
+        self._channel.send(score)
+        try:
+            return await self._scores[score.id]
+        finally:
+            del self._scores[score.id]
+
     async def stop(self, grace_s: float) -> None:
         """Ask the worker to finish; terminate and then kill it if it does not within ``grace_s`` each."""
         self._stopping = True
@@ -160,6 +188,10 @@ class WorkerProcess:
         elif isinstance(message, Failure):
             self._failure = message
             self._over.set()
+        elif isinstance(message, Scored):
+            # Whoever asked may have left.
+            if (waiting := self._scores.get(message.id)) is not None and not waiting.done():
+                waiting.set_result(message)
         else:
             raise ProtocolError(f"unexpected {type(message).__name__} from {self._name}")
 
@@ -211,7 +243,11 @@ class WorkerProcess:
         self._answered()
         if not self._stopping:
             self.died.set()
-        for waiting in (self._claim, self._ready, self._step):
+        self._fail_waiting()
+
+    def _fail_waiting(self) -> None:
+        assert self.error is not None
+        for waiting in (self._claim, self._ready, self._step, *self._scores.values()):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(self.error)
                 waiting.exception()

@@ -66,7 +66,7 @@ class Sequence:
     of, ``states`` to what its rules' windows and momentums hold.  ``gave_up`` holds who dropped a token at
     which output position, as pairs of code and position, and ``taken_back`` is how many tokens were, since
     one last became final.  ``deaths`` is how many workers died while they ran the request, since one last
-    completed a step of it.
+    completed a step of it.  Where ``only`` is the code of a model, no other may write.
     """
 
     id: int
@@ -78,6 +78,7 @@ class Sequence:
     listener: Listener
     holder: int
     rollback: int = 0
+    only: int = 0
     step_end: StepEnd | None = None
     prompt_tokens: int = 0
     writers: list[int] = field(default_factory=list)
@@ -98,6 +99,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: TokenflowError | None = None
     submitted_at: float = field(default_factory=time.monotonic)
+    admitted_at: float = 0.0
     first_token_at: float = 0.0
     finished_at: float = 0.0
 

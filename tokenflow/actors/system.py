@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -25,15 +26,17 @@ from tokenflow.actors.ledger import Ledger, Pool
 from tokenflow.actors.model import ModelActor
 from tokenflow.actors.nursery import Nursery
 from tokenflow.actors.poll import Poller
+from tokenflow.actors.scoring import Scoring
 from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.shares import Shares
+from tokenflow.actors.status import model_statuses
 from tokenflow.actors.supervisor import Condition, Supervisor
 from tokenflow.actors.thresholds import feasible
 from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
 from tokenflow.errors import RequestCancelled, RequestTimeout, RouterClosed, TokenflowError, WorkerDied
 from tokenflow.settings import settings
-from tokenflow.types import FinishReason
+from tokenflow.types import FinishReason, Load, RouterStatus
 from tokenflow.wire.messages import Ready, Step, StepDone
 
 log = logging.getLogger("tokenflow.system")
@@ -63,6 +66,7 @@ class ActorSystem:
     ) -> None:
         self.recipe = recipe
         self.actors: dict[int, ModelActor] = {}
+        self.scoring = Scoring()
         self._budgets = Budgets({recipe.model(name).code: budget for name, budget in recipe.budgets.items()})
         self.context_length = 0
         self.error: TokenflowError | None = None
@@ -94,6 +98,20 @@ class ActorSystem:
         """Most tokens (prompt and output) of one request: the smallest context or KV cache of the recipe,
         less what may be tentative."""
         return min(self.context_length, self._ledger.longest) - self.recipe.rollback
+
+    @property
+    def load(self) -> Load:
+        """How busy it is."""
+        return Load(len(self._active), len(self._queue), self._ledger.slots)
+
+    @property
+    def status(self) -> RouterStatus:
+        """What all of it is doing."""
+        return RouterStatus(
+            load=self.load,
+            longest=self.longest,
+            models=model_statuses(self.actors, self._ledger, self._active.values()),
+        )
 
     async def start(self, tasks: TaskGroup) -> None:
         """Start every worker at once, wait until all are ready, then start the actors in ``tasks``.
@@ -157,8 +175,7 @@ class ActorSystem:
         :raises RouterClosed: if the system is stopped.
         :raises WorkerDied: if a model that it needs is given up.
         """
-        if self.error is not None:
-            raise type(self.error)(str(self.error))
+        self.require_running()
         if not self.allows(sequence, sequence.holder):
             sequence.holder = self.home(sequence)
         self._admission.queue(sequence.id, sequence.prompt_tokens)
@@ -170,6 +187,15 @@ class ActorSystem:
         # come straight back and be preempted again.
         if len(self._queue) == 1:
             self._admit()
+
+    def require_running(self) -> None:
+        """Refuse what comes too late.
+
+        :raises RouterClosed: if the system is stopped.
+        :raises WorkerDied: if a worker it needs is gone.
+        """
+        if self.error is not None:
+            raise type(self.error)(str(self.error))
 
     def abort(self, sequence: Sequence) -> None:
         """End a request wherever it is: queued, waiting, running, or on its way to a peer.  Idempotent."""
@@ -262,6 +288,7 @@ class ActorSystem:
             self._admission.leave(sequence.id)
             self._ledger.hold(sequence.id, len(sequence.tokens) + 1)
             sequence.phase = Phase.ACTIVE
+            sequence.admitted_at = sequence.admitted_at or time.monotonic()
             self._active[sequence.id] = sequence
             self._set_thresholds()
             self.actors[sequence.holder].admit(sequence)

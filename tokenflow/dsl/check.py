@@ -42,6 +42,7 @@ def check(document: Document) -> Meaning:
             _check_reach(document, models, entry, destinations)
         _check_budgets(document, models, entry)
         _check_rollback(document, models)
+        _check_roles(document, models, meaning)
         check_endpoints(document, models, meaning)
         _check_on_failure(document, models)
     return meaning
@@ -175,6 +176,16 @@ def _check_rollback(document: Document, models: dict[str, Any]) -> None:
     for name in verifying if "rollback" not in document.data else ():
         message = 'nothing to verify without "rollback: n", the number of tokens that may be tentative'
         document.report(("models", name, "verify"), message)
+
+
+def _check_roles(document: Document, models: dict[str, Any], meaning: Meaning) -> None:
+    draw = mapping(document.data.get("draw"))
+    for role in ("chat_template", "scorer"):
+        name = document.data.get(role)
+        if isinstance(name, str) and name not in models:
+            document.report((role,), unknown_model(name, models))
+        elif isinstance(name, str) and name in draw and name not in meaning.weights:
+            document.report((role,), f"model {show(name)} has no weight in draw, so it is never loaded")
 
 
 def _check_on_failure(document: Document, models: dict[str, Any]) -> None:

@@ -43,6 +43,11 @@ def describe(recipe: RecipeIR) -> str:
         lines.append(f"rollback: up to {recipe.rollback} tentative tokens{step}{checked}")
     if recipe.on_failure == "degrade":
         lines.append("on failure: goes on without a model that is given up")
+    if recipe.sampling:
+        settings = ", ".join(f"{name} {value}" for name, value in recipe.sampling.items())
+        lines.append(f"sampling: {settings}")
+    lines += [f"chat template: that of {recipe.chat_template}"] if recipe.chat_template else []
+    lines += [f"prompts are scored by {recipe.scorer}"] if recipe.scorer else []
     lines.append(f"batching: {batching_text(recipe.batching)}")
     return "\n".join(lines)
 

@@ -129,8 +129,12 @@ class RecipeIR:
     Up to ``rollback`` tokens at the end of the output are tentative until a model with ``verify`` has seen
     them.  With ``rollback_to``, an ``at`` condition that holds where a step ends, what comes before the last
     step is final all the same.  ``on_failure`` says what happens when a model is given up: every request
-    fails, or the other models go on without it.  ``source`` is the file that the recipe came from, empty if
-    there is none.
+    fails, or the other models go on without it.
+
+    ``sampling`` holds settings for requests that do not give their own, by the names of
+    :class:`tokenflow.types.SamplingParams`.  ``chat_template`` names the model whose template writes
+    conversations, and ``scorer`` the one that scores prompts; empty if there is none.  ``source`` is the file
+    that the recipe came from, empty if there is none.
     """
 
     name: str
@@ -146,6 +150,9 @@ class RecipeIR:
     rollback: int = 0
     rollback_to: Expr | None = None
     on_failure: OnFailure = "fail"
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    chat_template: str = ""
+    scorer: str = ""
     source: str = ""
     description: str = ""
 

@@ -111,6 +111,9 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
         rollback=recipe.rollback,
         rollback_to=("at", recipe.rollback_to) if recipe.rollback_to else None,
         on_failure=recipe.on_failure,
+        sampling=recipe.sampling.model_dump(exclude_unset=True),
+        chat_template=recipe.chat_template,
+        scorer=recipe.scorer,
         source=source,
         description=recipe.description,
     )

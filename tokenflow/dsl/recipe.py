@@ -64,6 +64,9 @@ class Recipe:
     :param rollback: how many tokens at the end of the output are tentative.
     :param rollback_to: a text that ends a step, as in YAML: what comes before the last step is final.
     :param on_failure: as in YAML, ``fail`` or ``degrade``.
+    :param sampling: settings for requests that do not give their own, as in YAML.
+    :param chat_template: name of the model whose chat template is used; the entry's if there is none.
+    :param scorer: name of the model that scores prompts.
     :param description: one sentence for people.
     """
 
@@ -80,6 +83,9 @@ class Recipe:
         rollback: int | None = None,
         rollback_to: str | None = None,
         on_failure: str | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        scorer: str | None = None,
         description: str | None = None,
     ) -> None:
         given = {
@@ -94,6 +100,9 @@ class Recipe:
             "rollback": rollback,
             "rollback_to": rollback_to,
             "on_failure": on_failure,
+            "sampling": sampling,
+            "chat_template": chat_template,
+            "scorer": scorer,
         }
         self.data = {key: value for key, value in given.items() if value is not None}
         self.place = _caller()

@@ -15,6 +15,7 @@ _SECTIONS = {
     "Rule": "routes.<model>[]",
     "Head": "heads.<name>",
     "Budget": "budgets.<model>",
+    "Sampling": "sampling",
     "Batching": "batching",
     "Assume": "batching.assume",
 }

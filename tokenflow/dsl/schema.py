@@ -168,6 +168,27 @@ class Budget(Shape):
     """At most so many tokens."""
 
 
+class Sampling(Shape):
+    """How tokens are drawn where a request does not say; without it, every response is greedy."""
+
+    max_tokens: Count | None = None
+    """Most output tokens; None means as many as the context allows."""
+    temperature: Annotated[float, Field(ge=0, le=3.4e38)] = 0.0
+    """0 is greedy."""
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = 0
+    """Keep the k most probable tokens; 0 and -1 keep all."""
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Keep the smallest set of most probable tokens whose mass reaches top_p."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Drop tokens less probable than min_p times the most probable one."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=3.4e38)] = 1.0
+    """Above 1 discourages every token that occurs in the prompt or the output."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted from the logit of every token in the output."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted once per occurrence in the output."""
+
+
 class Assume(Shape):
     """What batches are planned with where nothing is measured; ``tokenflow plan --measure`` prints it.
 
@@ -225,5 +246,11 @@ class Recipe(Shape):
     """A text that ends a step: only the last step is tentative, as a whole, until the next one begins."""
     on_failure: OnFailure = "fail"
     """When a model's workers keep dying: "fail" ends every request, "degrade" goes on with the others."""
+    sampling: Sampling = Sampling()
+    """How tokens are drawn where a request does not say."""
+    chat_template: str = ""
+    """The model whose chat template writes conversations; without one, the entry's."""
+    scorer: str = ""
+    """The model that gives prompts their log-probabilities, where a request asks for them (echo)."""
     batching: Batching = Batching()
     """When a model starts a batch."""

@@ -25,11 +25,12 @@ class ChatTemplate:
     """The chat templates of one model, by name; most have only ``default``.
 
     :param model: whose they are, for messages.
+    :ivar sources: the templates as they are written.
     """
 
     def __init__(self, model: str, sources: Mapping[str, str]) -> None:
         self._model = model
-        self._sources = dict(sources)
+        self.sources = dict(sources)
 
     @classmethod
     def load(cls, directory: Path, configured: Any) -> ChatTemplate:
@@ -54,7 +55,8 @@ class ChatTemplate:
         return cls(str(directory), sources)
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """The text of a conversation; ``tools`` among the variables selects the template made for them.
+        """The text of a conversation; ``tools`` among the variables selects the template made for them, and
+        ``continue_final_message`` leaves the last message open.
 
         :raises InvalidRequest: without a template, for messages that are not plain data with a role, or if
             the template refuses them.
@@ -67,22 +69,31 @@ class ChatTemplate:
             raise InvalidRequest("messages must be a non-empty list of objects with a role", "messages")
         conversation = [{k: v for k, v in message.items() if v is not None} for message in plain]
         more = {name: _plain(name, value) for name, value in variables.items()}
+        going_on = bool(more.pop("continue_final_message", False))
+        if going_on and more.get("add_generation_prompt"):
+            raise InvalidRequest(
+                "continue_final_message goes on with the last message, add_generation_prompt begins another: "
+                "choose one of them",
+                "continue_final_message",
+            )
         try:
-            template = _compile(source)
-            return template.render({"add_generation_prompt": True, **more, "messages": conversation})
+            text = _compile(source).render(
+                {"add_generation_prompt": not going_on, **more, "messages": conversation}
+            )
         except TemplateError as error:
             raise self._refused(error.message or type(error).__name__) from error
         except Exception as error:  # the template's own mistakes surface as any type
             raise self._refused(f"{type(error).__name__}: {error}") from error
+        return _open_end(text, conversation[-1].get("content")) if going_on else text
 
     def _select(self, with_tools: bool) -> str:
-        if with_tools and "tool_use" in self._sources:
-            return self._sources["tool_use"]
-        if "default" in self._sources:
-            return self._sources["default"]
-        if self._sources:
+        if with_tools and "tool_use" in self.sources:
+            return self.sources["tool_use"]
+        if "default" in self.sources:
+            return self.sources["default"]
+        if self.sources:
             raise InvalidRequest(
-                f"{self._model} has no default chat template, only {', '.join(sorted(self._sources))}; "
+                f"{self._model} has no default chat template, only {', '.join(sorted(self.sources))}; "
                 "save the one to use as chat_template.jinja in the model's directory",
                 "messages",
             )
@@ -96,6 +107,17 @@ class ChatTemplate:
         return InvalidRequest(
             f"the chat template of {self._model} does not accept these messages: {reason}", "messages"
         )
+
+
+def _open_end(text: str, last: Any) -> str:
+    """A conversation up to the end of its last message, whose white space its template may have cut."""
+    for form in (last, last.strip()) if isinstance(last, str) else ():
+        if (start := text.rfind(form)) >= 0:
+            return text[: start + len(form)]
+    raise InvalidRequest(
+        "continue_final_message: the chat template does not write the last message as it is",
+        "continue_final_message",
+    )
 
 
 def _named(configured: Any) -> dict[str, str]:

@@ -30,6 +30,8 @@ class Tokenizer:
     :ivar bos_id: the token that begins every sequence, if the model has one.
     :ivar eos_ids: all ids that end a response: of the tokenizer, the generation config and the model config.
     :ivar fingerprint: SHA-256 of ``tokenizer.json``.
+    :ivar chat_template: what :meth:`render` writes conversations with.
+    :ivar config: tokenizer_config.json as it is.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         eos_ids: Iterable[int],
         chat_template: ChatTemplate,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         # The state of a decoder is its entry in tokenizer.json; to_str() would write the vocabulary as well.
         decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
@@ -49,7 +52,8 @@ class Tokenizer:
         except ModelLoadError as error:
             raise ModelLoadError(f"{name}: {error}") from None
         self._backend = backend
-        self._chat_template = chat_template
+        self.chat_template = chat_template
+        self.config = config or {}
         self._pieces: dict[int, bytes] = {}
         self.name = name
         self.fingerprint = fingerprint
@@ -99,6 +103,7 @@ class Tokenizer:
                 *_ids(_read_json(directory / "config.json").get("eos_token_id")),
             ],
             chat_template=ChatTemplate.load(directory, config.get("chat_template")),
+            config=config,
         )
 
     def __len__(self) -> int:
@@ -137,10 +142,11 @@ class Tokenizer:
 
         :param messages: mappings with at least ``role`` and ``content``.
         :param variables: more for the template: ``tools``, ``enable_thinking``,
-            ``add_generation_prompt=False`` ...
+            ``add_generation_prompt=False`` ...  With ``continue_final_message`` the text ends where the last
+            message ends, for the model to go on with it.
         :raises InvalidRequest: if the model has no chat template, or it refuses the messages.
         """
-        text = self._chat_template.render(messages, {**self.special_tokens, **variables})
+        text = self.chat_template.render(messages, {**self.special_tokens, **variables})
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:

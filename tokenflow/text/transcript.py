@@ -17,14 +17,22 @@ class Transcript:
     """Turns committed token ids into shown text.
 
     :param stops: strings that end the text.
+    :param special: special tokens show as they are spelled.
     :param hidden: ids that never show beside the special ones, such as those that end the response.
     """
 
     __slots__ = ("_detokenizer", "_hidden", "_shown", "_stop", "stopped")
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), hidden: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        hidden: Collection[int] = (),
+        *,
+        special: bool = False,
+    ) -> None:
         self._hidden = hidden
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, special=special)
         self._stop = StopMatcher(stops)
         self._shown: list[str] = []
         self.stopped = False

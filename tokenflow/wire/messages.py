@@ -258,11 +258,15 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
 
 
 class Scored(msgspec.Struct, frozen=True, tag="scored"):
-    """Worker to router: ``logprobs[i]`` is of ``tokens[i + 1]``; ``top[i]`` the best alternatives there."""
+    """Worker to router: ``logprobs[i]`` is of ``tokens[i + 1]``; ``top[i]`` the best alternatives there.
+
+    Where the engine failed, ``failure`` says why and the lists are empty.
+    """
 
     id: int
     logprobs: list[float]
     top: list[list[tuple[int, float]]]
+    failure: str = ""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):

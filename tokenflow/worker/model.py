@@ -210,7 +210,10 @@ class ModelWorker:
         )
 
     def _score(self, message: Score) -> Scored:
-        scores = self.engine.score(message.tokens, message.top)
+        try:
+            scores = self.engine.score(message.tokens, message.top)
+        except EngineError as error:
+            return Scored(message.id, [], [], str(error))
         top = [
             list(zip(ids, values, strict=True))
             for ids, values in zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)

@@ -1,0 +1,220 @@
+"""What HTTP costs: router CPU time per streamed token, throughput, and how late its event loop is.
+
+::
+
+    python -m bench.server
+
+The demo pair answers its evaluation prompts, streamed, 16 and 64 at a time: once through :class:`Router` in
+one process, once through ``tokenflow serve``, with a client in a process of its own that only counts.  CPU
+time is that of the router process, without its workers.  Then prompts of 100,000 characters, as many tokens,
+are sent while others stream, and the delays of the event loop are read from the server's metrics.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import uvloop
+
+from tokenflow.router import Router
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results" / "server.json"
+RECIPE = "recipes/demo.yaml"
+PORT = 8791
+URL = f"http://127.0.0.1:{PORT}"
+MOST_TOKENS = 400
+LOOK_S = 0.004
+LONG_PROMPT = "7" * 100_000
+
+
+def prompts(count: int) -> list[str]:
+    rows = (ROOT / "recipes" / "demo" / "eval.jsonl").open(encoding="utf-8")
+    return [json.loads(line)["prompt"] for line, _ in zip(rows, range(count), strict=False)]
+
+
+async def in_process(concurrency: int, count: int) -> dict[str, float]:
+    """Tokens per second, and CPU microseconds per token, of streams in the router's own process."""
+    tokens = 0
+    async with Router(ROOT / RECIPE) as router:
+        todo = iter(prompts(count))
+
+        async def work() -> None:
+            nonlocal tokens
+            for prompt in todo:
+                async for event in router.stream(prompt, max_tokens=MOST_TOKENS):
+                    tokens += len(event.tokens)
+
+        wall, cpu = time.perf_counter(), time.process_time()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(concurrency):
+                tasks.start_soon(work)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return {"tokens": tokens, "tokens_per_s": tokens / wall, "cpu_us_per_token": cpu / tokens * 1e6}
+
+
+class Connection:
+    """A connection that asks for one stream after another."""
+
+    def __init__(self, todo: Iterator[str]) -> None:
+        self.tokens = 0
+        self.open = True
+        self._todo = todo
+        self._tail = b""
+        self._socket = socket.create_connection(("127.0.0.1", PORT))
+        self._ask()
+        self._socket.setblocking(False)
+
+    def read(self) -> None:
+        """Take what has come, and ask again where a stream has ended."""
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        self._tail = self._tail[-2000:] + data
+        if self._tail.endswith(b"0\r\n\r\n") and b"[DONE]" in self._tail:
+            found = re.search(rb'"completion_tokens":(\d+)', self._tail)
+            assert found is not None, self._tail
+            self.tokens += int(found[1])
+            self._tail = b""
+            self._ask()
+
+    def _ask(self) -> None:
+        prompt = next(self._todo, None)
+        if prompt is None:
+            self._socket.close()
+            self.open = False
+            return
+        body = {"prompt": prompt, "max_tokens": MOST_TOKENS, "stream": True}
+        data = json.dumps({**body, "stream_options": {"include_usage": True}}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+        self._socket.sendall(head.encode() + data)
+
+
+def client(concurrency: int, count: int) -> None:
+    """Ask for all prompts and print tokens and seconds.
+
+    It looks every few milliseconds only: on a small machine, a client that woke up for every token would be
+    measured as well.
+    """
+    todo = iter(prompts(count))
+    started = time.perf_counter()
+    connections = [Connection(todo) for _ in range(concurrency)]
+    while any(connection.open for connection in connections):
+        time.sleep(LOOK_S)
+        for connection in connections:
+            if connection.open:
+                connection.read()
+    seconds = time.perf_counter() - started
+    print(json.dumps({"tokens": sum(connection.tokens for connection in connections), "seconds": seconds}))
+
+
+@contextmanager
+def served() -> Iterator[psutil.Process]:
+    """A running server's router process."""
+    command = [sys.executable, "-m", "tokenflow.cli", "serve", RECIPE, "--port", str(PORT)]
+    server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    try:
+        for line in server.stderr:
+            if "ready" in line:
+                break
+        yield psutil.Process(server.pid)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=30)
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def over_http(server: psutil.Process, concurrency: int, count: int) -> dict[str, float]:
+    """The same as :func:`in_process`, through the server."""
+    command = [sys.executable, "-m", "bench.server", "client", str(concurrency), str(count)]
+    before = cpu_s(server)
+    result = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+    spent = cpu_s(server) - before
+    tokens, seconds = result["tokens"], result["seconds"]
+    return {"tokens": tokens, "tokens_per_s": tokens / seconds, "cpu_us_per_token": spent / tokens * 1e6}
+
+
+def long_prompts(count: int) -> None:
+    """Send prompts that are far too long; each is tokenized before it is refused."""
+    body = json.dumps({"prompt": LONG_PROMPT}).encode()
+    for _ in range(count):
+        request = urllib.request.Request(f"{URL}/v1/completions", body)
+        try:
+            urllib.request.urlopen(request, timeout=60)
+        except urllib.error.HTTPError as error:
+            assert error.code == 400, error.code
+            error.close()
+
+
+def delays() -> dict[str, float]:
+    """How late the event loop's timers were: how many, and how many over each bound in seconds."""
+    text = urllib.request.urlopen(f"{URL}/metrics", timeout=10).read().decode()
+    found = re.findall(r'event_loop_delay_seconds_bucket\{le="(.+?)".*?\} (\S+)', text)
+    counts = {bound: float(count) for bound, count in found}
+    total = counts.pop("+Inf")
+    return {"timers": total, **{f"over_{bound}_s": total - count for bound, count in counts.items()}}
+
+
+def measure(count: int) -> dict[str, Any]:
+    result: dict[str, Any] = {"cores": os.cpu_count(), "concurrency": {}}
+    for concurrency in (16, 64):
+        own = uvloop.run(in_process(concurrency, count))
+        result["concurrency"][concurrency] = {"in_process": own}
+    with served() as server:
+        over_http(server, 16, 64)
+        for concurrency in (16, 64):
+            http = over_http(server, concurrency, count)
+            row = result["concurrency"][concurrency]
+            row["http"] = http
+            row["throughput_ratio"] = http["tokens_per_s"] / row["in_process"]["tokens_per_s"]
+        command = [sys.executable, "-m", "bench.server", "client", "16", str(count)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as others:
+            long_prompts(20)
+            others.wait()
+        result["event_loop"] = delays()
+    return result
+
+
+def main() -> None:
+    """Measure, print, and keep the figures."""
+    if sys.argv[1:2] == ["client"]:
+        client(int(sys.argv[2]), int(sys.argv[3]))
+        return
+    result = measure(int(sys.argv[1]) if sys.argv[1:] else 300)
+    for concurrency, row in result["concurrency"].items():
+        for way in ("in_process", "http"):
+            figures = row[way]
+            print(
+                f"{concurrency:3} at a time, {way:10}: {figures['tokens_per_s']:6.0f} tokens/s, "
+                f"{figures['cpu_us_per_token']:.1f} us of the router per token"
+            )
+        print(f"    throughput through HTTP: {row['throughput_ratio']:.1%} of that in process")
+    print(f"delays of the event loop: {result['event_loop']}")
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Servers on loopback: in this process over toy models, or as a process of its own over the demo pair."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.recipes import toy_pair
+from tests.server.client import Client
+from tests.threads import ThreadNursery
+from tokenflow.dsl.ir import RecipeIR
+from tokenflow.server.serve import http_server
+from tokenflow.server.service import Service, State
+from tokenflow.wire.messages import Step, StepDone
+
+
+class Served(Client):
+    """A server of this process, and what it shares."""
+
+    def __init__(self, port: int, service: Service) -> None:
+        super().__init__(port)
+        self.service = service
+        self._news = asyncio.Event()
+
+    def watch(self) -> None:
+        """Notice every step of a worker, and the end of every request."""
+        observe, leave = self.service.metrics.step, self.service.leave
+        loop = asyncio.get_running_loop()
+
+        def step(model: str, step: Step, done: StepDone) -> None:
+            observe(model, step, done)
+            loop.call_soon(self._news.set)
+
+        def left() -> None:
+            leave()
+            self._news.set()
+
+        self.service.router._observer = step
+        self.service.leave = left  # type: ignore[method-assign]
+
+    async def until(self, condition: Callable[[], bool], within_s: float = 20) -> None:
+        """Wait until a condition holds that a step or the end of a request brings about."""
+        async with asyncio.timeout(within_s):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+
+@asynccontextmanager
+async def serving(recipe: RecipeIR, **options: Any) -> AsyncIterator[Served]:
+    """A running server of a recipe."""
+    service = Service(recipe, **options)
+    server = http_server(service)
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as sock:
+        served = Served(sock.getsockname()[1], service)
+        served.watch()
+        stopped = anyio.Event()
+
+        async def listen() -> None:
+            await server.serve([sock])
+            stopped.set()
+
+        async with anyio.create_task_group() as tasks, service.router:
+            service.state = State.SERVING
+            tasks.start_soon(listen)
+            try:
+                yield served
+            finally:
+                service.state = State.DRAINING
+                server.should_exit = True
+                # A test that fails must not leave a listening socket to the loop.
+                with anyio.CancelScope(shield=True):
+                    await stopped.wait()
+
+
+def mortal(recipe: RecipeIR) -> RecipeIR:
+    """The recipe with models whose workers are not replaced."""
+    models = tuple(replace(model, config=replace(model.config, restarts=0)) for model in recipe.models)
+    return replace(recipe, models=models)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    """The loop that ``tokenflow serve`` runs on."""
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def worker_threads() -> Any:
+    """The workers of these servers are threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokenflow.actors.system.Nursery", ThreadNursery)
+        yield
+
+
+@pytest.fixture(scope="package")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    """A server of two toy models that hand over now and then; the large one scores prompts."""
+    toys = toy_pair(tmp_path_factory.mktemp("pair"), llm={"vocab_size": 100})
+    recipe = replace(toys, scorer="llm", params={"tau": 0.5})
+    async with serving(recipe) as served:
+        yield served

@@ -1,0 +1,229 @@
+"""``tokenflow serve`` as its users start and stop it: real processes, real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.server.client import Client, Exchange
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
+RECIPE = "recipes/demo.yaml"
+LONG = {"prompt": "Q: 93*7=?\nA: ", "max_tokens": 900, "ignore_eos": True, "stream": True}
+SHORT = {**LONG, "max_tokens": 200}
+
+
+class Process:
+    """A running command and what it says."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.said: list[str] = []
+
+    async def until(self, text: str) -> str:
+        """Read stderr up to a line that holds ``text``."""
+        assert self.process.stderr is not None
+        while line := (await self.process.stderr.readline()).decode():
+            self.said.append(line)
+            if text in line:
+                return line
+        raise AssertionError(f"{text!r} was not said: {''.join(self.said)}")
+
+    async def end(self) -> tuple[int, str]:
+        """Its exit code, and all that it said."""
+        assert self.process.stderr is not None
+        self.said.append((await self.process.stderr.read()).decode())
+        return await self.process.wait(), "".join(self.said)
+
+
+@asynccontextmanager
+async def running(*args: str, env: Mapping[str, str] | None = None) -> AsyncIterator[Process]:
+    """``tokenflow serve`` on any free port; killed if it is still there at the end."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tokenflow.cli", "serve", RECIPE, "--port", "0", *args),
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **(env or {})},
+    )
+    try:
+        async with asyncio.timeout(60):
+            yield Process(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def client_of(server: Process) -> Client:
+    """A client of a server, as soon as that is ready."""
+    return Client(int((await server.until("ready in")).rsplit(":", 1)[1]))
+
+
+async def test_a_server_keeps_its_settings_and_lets_open_streams_end(tmp_path: Path) -> None:
+    args = ["--served-model-name", "demo", "--max-model-len", "960", "--access-log", "--api-key", "k1"]
+    async with running(*args, env={"TOKENFLOW_API_KEY": "k2", "TOKENFLOW_DRAIN_TIMEOUT": "40"}) as server:
+        said = await server.until("settings:")
+        for setting in (
+            "served_model_name ('demo',)",
+            "max_model_len 960",
+            "api_key ***",
+            "drain_timeout 40.0",
+        ):
+            assert setting in said
+        client = await client_of(server)
+        example = await server.until("try: curl")
+        assert f"http://127.0.0.1:{client.port}/v1/completions" in example
+        assert '"model": "demo"' in example
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        assert len(children) >= 2
+
+        key = {"authorization": "Bearer k1"}
+        assert (await client.get("/v1/models", authorization="Bearer k2")).status == 401
+        card = (await client.get("/v1/models", **key)).json["data"][0]
+        assert (card["id"], card["max_model_len"]) == ("demo", 960)
+
+        async with AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(client.open("POST", "/v1/completions", SHORT, key))
+                for _ in range(4)
+            ]
+            idle = await stack.enter_async_context(client.connect())
+            for stream in streams:
+                assert await stream.head() == 200
+            server.process.send_signal(signal.SIGTERM)
+            assert "4 open requests, 40 s at most" in await server.until("draining")
+            idle.ask("GET", "/health")
+            assert (await idle.reply()).error["code"] == "not_ready"
+            bodies = await asyncio.gather(*(body_of(stream) for stream in streams))
+        for body in bodies:
+            assert body.count(b'"finish_reason":"length"') == 1
+            assert body.endswith(b"data: [DONE]\n\n")
+            assert b'"error"' not in body
+        code, said = await server.end()
+        assert code == 0, said
+        lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        assert [line["completion_tokens"] for line in lines if "completion_tokens" in line] == [200] * 4
+        assert "Traceback" not in said
+        assert not any(child.is_running() for child in children)
+
+
+async def test_what_does_not_end_in_time_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    async with running("--uds", str(path), "--drain-timeout", "0") as server:
+        assert f"--unix-socket {path} http://localhost" in await server.until("ready in")
+        reader, writer = await asyncio.open_unix_connection(path)
+        stream = Exchange(reader, writer)
+        stream.ask("POST", "/v1/completions", {**LONG, "n": 4})
+        assert await stream.head() == 200
+        server.process.send_signal(signal.SIGINT)
+        *_, error, done = (await body_of(stream)).decode().strip().split("\n\n")
+        assert done == "data: [DONE]"
+        told = json.loads(error.removeprefix("data: "))["error"]
+        assert (told["type"], told["code"]) == ("unavailable_error", "not_ready")
+        code, said = await server.end()
+        assert code == 0, said
+        assert "Traceback" not in said
+        assert not path.exists()
+        writer.close()
+
+
+async def test_the_second_signal_cuts_the_drain_short() -> None:
+    async with running() as server:
+        client = await client_of(server)
+        async with client.open("POST", "/v1/completions", {**LONG, "n": 32}) as stream:
+            assert await stream.head() == 200
+            server.process.send_signal(signal.SIGTERM)
+            await server.until("draining")
+            server.process.send_signal(signal.SIGTERM)
+            assert b"not_ready" in await body_of(stream)
+        code, said = await server.end()
+        assert code == 130, said
+
+
+async def test_a_server_that_loads_listens_already_and_can_be_stopped() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with running("--port", str(port)) as server:
+        await server.until("loading")
+        reply = await Client(port).get("/health")
+        assert (reply.status, reply.error["message"]) == (503, "the models are loading")
+        metrics = await Client(port).get("/metrics")
+        assert metrics.status == 200
+        assert b"num_requests_running" not in metrics.body
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        server.process.send_signal(signal.SIGTERM)
+        code, said = await server.end()
+        assert code == 130, said
+        assert "Traceback" not in said
+        _, alive = psutil.wait_procs(children, timeout=3)
+        assert not alive
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "code", "message"),
+    [
+        (["--port", "abc"], {}, 2, "--port must be a whole number of 0 to 65535, got 'abc'"),
+        ([], {"TOKENFLOW_MAX_QUEUED_REQS": "-1"}, 2, "TOKENFLOW_MAX_QUEUED_REQS must be a whole number of 0"),
+        ([], {"TOKENFLOW_ACCESS_LOG": "maybe"}, 2, "TOKENFLOW_ACCESS_LOG must be true or false, got 'maybe'"),
+        (["--drain-timeout", "inf"], {}, 2, "--drain-timeout must be a number of seconds of at least 0"),
+        (["--log-level", "loud"], {}, 2, "--log-level must be one of"),
+        (["--set", "entry=lm"], {}, 2, 'entry: unknown model "lm"'),
+        (["--host", "203.0.113.1"], {}, 1, "cannot listen at 203.0.113.1:0: Cannot assign requested address"),
+        (["--max-model-len", "99999"], {}, 1, "context"),
+    ],
+)
+async def test_a_wrong_setting_is_named_in_the_last_line(
+    args: list[str], env: dict[str, str], code: int, message: str
+) -> None:
+    async with running(*args, env=env) as server:
+        ended, said = await server.end()
+    assert ended == code, said
+    assert message in said.strip().splitlines()[-1 if code != 2 or "entry" not in message else -2]
+    assert "Traceback" not in said
+
+
+async def test_an_address_in_use_is_found_before_anything_loads() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with running("--port", str(port)) as server:
+            code, said = await server.end()
+    assert code == 1
+    assert said == (
+        f"tokenflow serve: cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port\n"
+    )
+
+
+async def body_of(exchange: Exchange) -> bytes:
+    return b"".join([chunk async for chunk in exchange.chunks()])
+
+
+def test_help_names_every_option_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from tokenflow.cli import main\n"
+        "try: main(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    for flag in (
+        "--host --port --uds --served-model-name --api-key --max-queued-reqs --max-model-len --drain-timeout "
+        "--log-level --access-log --set"
+    ).split():
+        assert flag in done.stdout
+    loaded: Any = {name.split(".")[0] for name in done.stderr.split()}
+    assert not loaded & {"torch", "pydantic", "uvicorn", "starlette", "numpy"}

@@ -1,0 +1,70 @@
+"""The parts that answers have in common: ids, usage, and what is ours in them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from tokenflow.types import Completion, Token
+
+Ours = dict[str, Any]
+
+
+class Usage(Struct, frozen=True):
+    """Token counts of a whole request; a prompt counts once, whatever ``n`` is."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: dict[str, int]
+
+
+def usage(prompt_tokens: int, completions: Sequence[Completion], verifying: frozenset[str]) -> Usage:
+    """What a request cost.
+
+    Discarded tokens are ``rejected_prediction_tokens``; ``accepted_prediction_tokens`` are those that were
+    drafted for a model that checks them.
+
+    :param verifying: the models that check drafts.
+    """
+    written = sum(completion.usage.completion_tokens for completion in completions)
+    by_model = _by_model(completions)
+    drafts = sum(count for name, count in by_model.items() if name not in verifying) if verifying else 0
+    dropped = sum(completion.usage.dropped for completion in completions)
+    details = {"accepted_prediction_tokens": drafts, "rejected_prediction_tokens": dropped}
+    return Usage(prompt_tokens, written, prompt_tokens + written, details)
+
+
+def ours(completions: Sequence[Completion]) -> Ours:
+    """The ``tokenflow`` key of an answer: who wrote how much of it."""
+    return {
+        "tokens": dict(_by_model(completions)),
+        "handoffs": sum(completion.usage.handoffs for completion in completions),
+        "dropped": sum(completion.usage.dropped for completion in completions),
+        "seeds": [completion.seed for completion in completions],
+    }
+
+
+class Extras(Struct, frozen=True):
+    """What a client may ask for beside the text, per token."""
+
+    token_ids: bool = False
+    models: bool = False
+
+    def ids(self, tokens: Sequence[Token]) -> list[int] | UnsetType:
+        """Their ids, if wanted."""
+        return [token.id for token in tokens] if self.token_ids else UNSET
+
+    def writers(self, tokens: Sequence[Token]) -> Ours | UnsetType:
+        """The ``tokenflow`` key of a choice: who wrote each token, if wanted."""
+        return {"models": [token.model for token in tokens]} if self.models else UNSET
+
+
+def _by_model(completions: Sequence[Completion]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for completion in completions:
+        counts.update(completion.usage.by_model)
+    return counts

@@ -1,0 +1,226 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response as Answer
+
+from tokenflow.prompts import Prompt
+from tokenflow.server.answers import Extras, Ours, Usage, ours, usage
+from tokenflow.server.errors import invalid
+from tokenflow.server.generation import Wish, answer, check_count, paced, prepare, renamed
+from tokenflow.server.logprobs import Speller, text_logprobs
+from tokenflow.server.records import record_of, service_of
+from tokenflow.server.requests import Completions, decode
+from tokenflow.server.service import Service
+from tokenflow.server.transport import event as sse
+from tokenflow.server.transport import read_body, unless_gone
+from tokenflow.types import Completion, StreamEvent, Token
+
+_NAMES = {"top_logprobs": "logprobs"}
+_DEFAULT_TOKENS = 16
+
+
+class Choice(Struct, frozen=True):
+    """One response, or what a stream adds to it."""
+
+    index: int
+    text: str
+    logprobs: Mapping[str, Any] | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    tokenflow: Ours | UnsetType = UNSET
+
+
+class Chunk(Struct, frozen=True):
+    """An answer, or a piece of a streamed one."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | UnsetType = UNSET
+    tokenflow: Ours | UnsetType = UNSET
+    object: str = "text_completion"
+
+
+class TextShape:
+    """How completions are written.
+
+    :param echoes: what each prompt's responses begin with; empty without ``echo``.
+    """
+
+    def __init__(
+        self,
+        request: Completions,
+        head: tuple[str, int, str],
+        prompts: Sequence[Sequence[int]],
+        echoes: Sequence[Echo],
+        speller: Speller,
+        verifying: frozenset[str],
+    ) -> None:
+        self._request = request
+        self._head = head
+        self._prompts = prompts
+        self._echoes = echoes
+        self._speller = speller
+        self._verifying = verifying
+        self._extras = Extras(bool(request.return_token_ids), bool(request.return_models))
+        self._n = request.n or 1
+        self._offsets: dict[int, int] = {}
+
+    def events(self, index: int, event: StreamEvent) -> bytes:
+        first = index not in self._offsets
+        reason = event.completion.finish_reason if event.completion is not None else None
+        return self._event([self._choice(index, event.text, event.tokens, reason, first=first)])
+
+    def last(self, completions: Sequence[Completion]) -> bytes:
+        alone = b"" if completions else self._event(self._prompts_alone())
+        if not self._request.wants_usage:
+            return alone
+        return alone + self._event([], self._usage(completions), ours(completions))
+
+    def whole(self, completions: Sequence[Completion]) -> object:
+        choices = [
+            self._choice(index, done.text, done.tokens, done.finish_reason, first=True)
+            for index, done in enumerate(completions)
+        ]
+        if not completions:
+            choices = self._prompts_alone()
+        return Chunk(*self._head, choices, self._usage(completions), ours(completions))
+
+    def _prompts_alone(self) -> list[Choice]:
+        """The choices of a request for prompts with nothing after them: ``echo`` with ``max_tokens`` 0."""
+        count = self._n * len(self._prompts)
+        return [self._choice(index, "", (), "length", first=True) for index in range(count)]
+
+    def _choice(
+        self, index: int, text: str, tokens: Sequence[Token], reason: str | None, *, first: bool
+    ) -> Choice:
+        prompt_ids: Sequence[int] | UnsetType = UNSET
+        if first:
+            prompt = index // self._n
+            if self._echoes:
+                echo = self._echoes[prompt]
+                text, tokens = echo.text + text, (*echo.tokens, *tokens)
+            if self._extras.token_ids:
+                prompt_ids = self._prompts[prompt]
+        logprobs = None
+        offset = self._offsets.get(index, 0)
+        if self._request.logprobs is not None:
+            logprobs, offset = text_logprobs(tokens, self._speller, offset)
+        self._offsets[index] = offset
+        return Choice(
+            index,
+            text,
+            logprobs,
+            reason,
+            self._extras.ids(tokens),
+            prompt_ids,
+            self._extras.writers(tokens),
+        )
+
+    def _event(
+        self, choices: list[Choice], cost: Usage | UnsetType = UNSET, who: Ours | UnsetType = UNSET
+    ) -> bytes:
+        return sse(msgspec.json.encode(Chunk(*self._head, choices, cost, who)))
+
+    def _usage(self, completions: Sequence[Completion]) -> Usage:
+        return usage(sum(map(len, self._prompts)), completions, self._verifying)
+
+
+class Echo(Struct, frozen=True):
+    """A prompt as a response begins with it."""
+
+    text: str
+    tokens: tuple[Token, ...]
+
+
+async def completions(request: Request) -> Answer:
+    """Continue one prompt or several, ``n`` times each."""
+    service = service_of(request)
+    asked = decode(await read_body(request), Completions)
+    record = record_of(request)
+    record.rename(asked.request_id)
+    target = service.target(asked.model)
+    prompts = split(asked.prompt)
+    n = 1 if asked.n is None else asked.n
+    check_count(n, "n")
+    check_count(n * len(prompts), "prompt")
+    silent = asked.max_tokens == 0 and bool(asked.echo)
+    with renamed(_NAMES), service.preparing(n * len(prompts)):
+        special = asked.add_special_tokens is not False
+        ids = [
+            await service.router.encode(prompt, add_special_tokens=special) async for prompt in paced(prompts)
+        ]
+        echoes: list[Echo] = []
+        if asked.echo:
+            echo = partial(_echo, service, asked, prompts, ids, target.member)
+            echoes = await unless_gone(request.receive, echo)
+        settings = {
+            **asked.sampling(),
+            "logprobs": asked.logprobs is not None,
+            "top_logprobs": asked.logprobs,
+        }
+        wishes = [
+            Wish(tokens, {**settings, "max_tokens": _most(service, asked, len(tokens)), "choice": choice})
+            for tokens in ids
+            for choice in range(0 if silent else n)
+        ]
+        responses = await prepare(service, wishes, target.member, asked.params)
+    shape = TextShape(
+        asked,
+        (f"cmpl-{record.id}", record.created, target.name),
+        ids,
+        echoes,
+        service.speller(as_ids=bool(asked.return_tokens_as_token_ids)),
+        service.verifying,
+    )
+    return await answer(service, request, responses, shape, bool(asked.stream))
+
+
+def split(prompt: str | list[Any]) -> list[Prompt]:
+    """The prompts of a request: one or several texts, or one or several lists of token ids.
+
+    :raises ApiError: if there is none, or they are neither.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [prompt]
+    if kinds == {str} or kinds == {list}:
+        return cast(list[Prompt], prompt)
+    raise invalid("prompt must be a text, a list of token ids, or a list of either, and not empty", "prompt")
+
+
+async def _echo(
+    service: Service,
+    asked: Completions,
+    prompts: Sequence[Prompt],
+    ids: Sequence[Sequence[int]],
+    member: str | None,
+) -> list[Echo]:
+    """What each response begins with: the prompt, and its log-probabilities if wanted."""
+    echoes = []
+    for prompt, tokens in zip(prompts, ids, strict=True):
+        text = prompt if isinstance(prompt, str) else service.router.tokenizer.decode(tokens)
+        scored: tuple[Token, ...] = ()
+        if asked.logprobs is not None:
+            scored = await service.router.score(tokens, top=asked.logprobs, member=member)
+        echoes.append(Echo(text, scored))
+    return echoes
+
+
+def _most(service: Service, asked: Completions, prompt_tokens: int) -> int | None:
+    """How many tokens a response may have: OpenAI's default is 16, or what fits."""
+    if asked.max_tokens is not None or "max_tokens" in service.router.recipe.sampling:
+        return asked.max_tokens
+    return max(1, min(_DEFAULT_TOKENS, service.router.status.longest - prompt_tokens))

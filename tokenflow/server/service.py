@@ -1,0 +1,180 @@
+"""What the endpoints of one server share: the router, its names, admission, and whether it serves."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import anyio
+
+from tokenflow.dsl.ir import RecipeIR
+from tokenflow.errors import RequestError, TokenflowError
+from tokenflow.router import Router
+from tokenflow.server.errors import (
+    ApiError,
+    api_error,
+    model_down,
+    no_model,
+    not_ready,
+    queue_full,
+    worker_died,
+)
+from tokenflow.server.logprobs import Speller
+from tokenflow.server.metrics import Metrics
+
+
+class State(enum.Enum):
+    """Whether a server takes requests."""
+
+    STARTING = "the models are loading"
+    SERVING = "serving"
+    DRAINING = "the server is shutting down"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Who answers: ``name`` is what clients call it, ``member`` the one model that does, or None for all."""
+
+    name: str
+    member: str | None
+
+
+class Service:
+    """One recipe as clients see it.
+
+    :param recipe: what answers.
+    :param names: what clients call the recipe; the first is reported.
+    :param api_keys: any of them opens the endpoints that make tokens; none leaves them open.
+    :param max_queued: so many requests may wait until one can begin.
+    """
+
+    def __init__(
+        self,
+        recipe: RecipeIR,
+        *,
+        names: tuple[str, ...] = (),
+        api_keys: tuple[str, ...] = (),
+        max_queued: int = 256,
+        access_log: bool = False,
+    ) -> None:
+        self.names = names or (recipe.name,)
+        self.api_keys = api_keys
+        self.max_queued = max_queued
+        self.access_log = access_log
+        self.metrics = Metrics(recipe, self.names[0])
+        self.router = Router(recipe, observer=self.metrics.step)
+        self.state = State.STARTING
+        self.created = int(time.time())
+        self.open = 0
+        """Requests for tokens that are not answered yet."""
+        self._idle = anyio.Event()
+        self.verifying = frozenset(model.name for model in recipe.models if model.config.verify)
+        """Models that check drafts."""
+        self._preparing = 0
+        self._spellers: dict[bool, Speller] = {}
+
+    def enter(self) -> None:
+        """A request for tokens has come."""
+        self.open += 1
+
+    def leave(self) -> None:
+        """A request for tokens is over."""
+        self.open -= 1
+        if not self.open:
+            self._idle.set()
+
+    async def until_idle(self) -> None:
+        """Wait until no request for tokens is open."""
+        self._idle = anyio.Event()
+        if self.open:
+            await self._idle.wait()
+
+    @property
+    def targets(self) -> list[Target]:
+        """The recipe by each of its names, then its models."""
+        recipes = [Target(name, None) for name in self.names]
+        return recipes + [
+            Target(f"{name}/{model}", model) for name in self.names for model in self.router.models
+        ]
+
+    def target(self, name: str | None) -> Target:
+        """Who answers for a name; the recipe, if none is given.
+
+        :raises ApiError: if nobody is called that.
+        """
+        if not name:
+            return Target(self.names[0], None)
+        for target in self.targets:
+            if target.name == name:
+                return target
+        raise no_model(name, tuple(target.name for target in self.targets))
+
+    @property
+    def version(self) -> str:
+        """Of the package."""
+        return version("tokenflow")
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens (prompt and output) of a request; unknown while the models load."""
+        return self.router.status.longest if self.state is not State.STARTING else None
+
+    def root_of(self, member: str | None) -> str:
+        """Where a model, or the one that reads prompts, is found: a directory or a hub id."""
+        recipe = self.router.recipe
+        return recipe.model(member or recipe.entry).config.path
+
+    def exposition(self) -> bytes:
+        """The metrics in Prometheus's text format."""
+        running = self.state is not State.STARTING
+        return self.metrics.expose(self.router.status if running else None)
+
+    def speller(self, *, as_ids: bool = False) -> Speller:
+        """How single tokens are written."""
+        if as_ids not in self._spellers:
+            self._spellers[as_ids] = Speller(self.router.tokenizer, as_ids)
+        return self._spellers[as_ids]
+
+    def require_serving(self) -> None:
+        """:raises ApiError: if no request can be answered now: loading, draining, or a model is gone."""
+        if self.state is not State.SERVING:
+            raise not_ready(self.state.value)
+        if (error := self.router.down) is not None:
+            raise model_down(error)
+
+    def require_room(self) -> None:
+        """:raises ApiError: if as many requests wait as may."""
+        running, queued, slots = self.router.load
+        begins_at_once = not queued and running + self._preparing < slots
+        if not begins_at_once and queued + self._preparing >= self.max_queued:
+            self.metrics.rejected("queue_full")
+            raise queue_full(self.max_queued)
+
+    @contextmanager
+    def preparing(self, responses: int) -> Iterator[None]:
+        """Responses are being prepared: they wait, but not yet for a model.
+
+        :raises ApiError: if the server is not serving, or as many requests wait as may.
+        """
+        self.require_serving()
+        self.require_room()
+        self._preparing += responses
+        try:
+            yield
+        finally:
+            self._preparing -= responses
+
+    def error(self, error: Exception) -> ApiError:
+        """What a client is told of an error."""
+        told = api_error(error)
+        if isinstance(error, TokenflowError) and not isinstance(error, RequestError):
+            if self.state is not State.SERVING:
+                told = not_ready(self.state.value)
+            elif self.router.down is not None:
+                told = worker_died(error)
+        self.metrics.failed(told.code)
+        return told

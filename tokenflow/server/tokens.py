@@ -1,0 +1,66 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the recipe's tokenizer for those who have none."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import Response as Answer
+
+from tokenflow.prompts import Prompt
+from tokenflow.server.errors import invalid
+from tokenflow.server.records import service_of
+from tokenflow.server.requests import Detokenize, Tokenize, chat_variables, decode
+from tokenflow.server.transport import Json, read_body
+
+_LONG = 4_000
+"""Tokens from which a text is put together in a thread."""
+_PRIVATE = frozenset(("name_or_path", "_name_or_path", "vocab_file", "tokenizer_file", "merges_file"))
+
+
+async def tokenize(request: Request) -> Answer:
+    """The ids of a text or a conversation."""
+    service = service_of(request)
+    asked = decode(await read_body(request), Tokenize)
+    service.target(asked.model)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise invalid("give either prompt or messages", "prompt")
+    service.require_serving()
+    ids: list[int] = []
+    if asked.messages is not None or asked.prompt:
+        prompt: Prompt = asked.messages if asked.messages is not None else asked.prompt or ""
+        special = asked.add_special_tokens is not False
+        ids = await service.router.encode(prompt, add_special_tokens=special, template=chat_variables(asked))
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.longest, "tokens": ids}
+    answer["token_strs"] = None
+    if asked.return_token_strs:
+        known = service.router.tokenizer.tokens
+        answer["token_strs"] = [known[token] for token in ids]
+    return Json(answer)
+
+
+async def detokenize(request: Request) -> Answer:
+    """The text of ids."""
+    service = service_of(request)
+    asked = decode(await read_body(request), Detokenize)
+    service.target(asked.model)
+    service.require_serving()
+    tokenizer = service.router.tokenizer
+    if asked.tokens and not 0 <= min(asked.tokens) <= max(asked.tokens) < len(tokenizer):
+        raise invalid(f"tokens must be ids from 0 to {len(tokenizer) - 1}", "tokens")
+    work = partial(tokenizer.decode, asked.tokens, skip_special_tokens=False)
+    text = await to_thread.run_sync(work) if len(asked.tokens) > _LONG else work()
+    return Json({"prompt": text})
+
+
+async def tokenizer_info(request: Request) -> Answer:
+    """What the tokenizer's files say of it."""
+    service = service_of(request)
+    service.require_serving()
+    tokenizer, chat = service.router.tokenizer, service.router.chat_tokenizer
+    config = {key: value for key, value in tokenizer.config.items() if key not in _PRIVATE}
+    named = {name: tokenizer.special_tokens.get(name) for name in ("bos_token", "eos_token", "pad_token")}
+    template = chat.chat_template.sources.get("default")
+    return Json({"tokenizer_class": "PreTrainedTokenizerFast", **config, **named, "chat_template": template})

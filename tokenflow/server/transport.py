@@ -1,0 +1,166 @@
+"""Bodies, answers and streams of events over ASGI, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenflow.server.errors import ApiError, too_large
+
+T = TypeVar("T")
+
+LARGEST_BODY = 8 * 2**20
+DONE = b"data: [DONE]\n\n"
+
+
+class ClientGone(Exception):
+    """The client closed its connection before it had its answer."""
+
+
+class Json(Response):
+    """An answer in JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return content if isinstance(content, bytes) else msgspec.json.encode(content)
+
+
+def failed(error: ApiError) -> Json:
+    """An error as an answer."""
+    return Json(error.envelope(), status_code=error.status, headers=dict(error.headers))
+
+
+async def read_body(request: Request, limit: int = LARGEST_BODY) -> bytes:
+    """The body of a request.
+
+    :raises ApiError: if it is larger than ``limit`` bytes.
+    :raises ClientGone: if the client leaves before all of it is there.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise too_large(limit)
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            raise too_large(limit)
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def unless_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
+    """Do the work for a client; it is cancelled as soon as the client leaves.
+
+    :raises ClientGone: if it did.
+    """
+    done: list[T] = []
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
+            done.append(await work())
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise sole(group) from None
+    if not done:
+        raise ClientGone
+    return done[0]
+
+
+def sole(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of a group, and of groups in it: the others are of the same cause."""
+    first = group.exceptions[0]
+    return sole(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+class Events:
+    """The sending end of a stream of server-sent events; the response begins with the first event."""
+
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self._send = send
+        self._headers = headers
+        self._turn = asyncio.Lock()
+        self.begun = False
+
+    async def send(self, events: bytes) -> None:
+        """Send one or more events; waits while the client is slow."""
+        if not self.begun:
+            self.begun = True
+            await self._send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()],
+                }
+            )
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def send_in_turn(self, events: bytes) -> None:
+        """The same, for several tasks."""
+        async with self._turn:
+            await self.send(events)
+
+    async def end(self, events: bytes = b"") -> None:
+        """Send the last events and close the stream."""
+        await self.send(events + DONE)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class EventStream(Response):
+    """A response that ``feed`` writes as it goes; it is cancelled as soon as the client leaves.
+
+    :param error: what a client is told of an exception of ``feed``: as an error response if nothing was sent
+        yet, else as the last event.
+    :param gone: called if the client left.
+    """
+
+    def __init__(
+        self,
+        feed: Callable[[Events], Awaitable[None]],
+        error: Callable[[Exception], ApiError],
+        gone: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type="text/event-stream"
+        )
+        del self.headers["content-length"]
+        self._feed = feed
+        self._error = error
+        self._gone = gone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        events = Events(send, self.headers)
+        try:
+            await unless_gone(receive, lambda: self._feed(events))
+        except ClientGone:
+            self._gone()
+        except Exception as error:
+            told = self._error(error)
+            if not events.begun:
+                await failed(told)(scope, receive, send)
+            else:
+                await events.end(event(told.envelope()))
+
+
+def event(data: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + data + b"\n\n"
