@@ -243,7 +243,7 @@ async def test_logprobs_are_reported_for_each_token_by_the_model_that_wrote_it(p
         ([5] * 80, {}, ContextTooLong, "the prompt has 80 tokens, but the recipe's smallest context"),
         ([5] * 5000, {}, ContextTooLong, "the prompt has 5000 tokens"),
         ([5] * 70, {"max_tokens": 11}, ContextTooLong, "70 tokens and max_tokens 11 exceed"),
-        ([5], {"max_tokens": 0}, InvalidRequest, "max_tokens must be an integer of at least 1, got 0"),
+        ([5], {"max_tokens": 0}, InvalidRequest, "max_tokens must be a 64-bit integer of at least 1, got 0"),
         ([5], {"temperature": -1}, InvalidRequest, "temperature must be at least 0, got -1"),
         ([5], {"top_p": 1.5}, InvalidRequest, "top_p must be between 0 and 1, got 1.5"),
         ([5], {"params": {"tua": 1}}, InvalidRequest, "the recipe has no parameter 'tua'; it has: none"),
