@@ -50,7 +50,9 @@ class PolicyTable:
     def _make(self, concurrency: int) -> StartPolicy:
         at = min(bisect_left(self._keys, concurrency), len(self._keys) - 1)
         above, below = self.planned[at], self.planned[max(at - 1, 0)]
-        if concurrency > above.concurrency:
+        if above.concurrency == 1:  # nothing was planned
+            values = [1.0] * self.model.size
+        elif concurrency > above.concurrency:
             values = [b * concurrency / above.concurrency for b in above.thresholds]
         elif concurrency == above.concurrency:
             values = list(above.thresholds)
