@@ -41,10 +41,10 @@ def started(*args: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Po
         process.communicate()
 
 
-def workers_of(process: subprocess.Popen[str], count: int = 2) -> list[psutil.Process]:
-    """Its worker processes, as soon as all are there."""
+def workers_of(process: subprocess.Popen[str], count: int = 3) -> list[psutil.Process]:
+    """What it has started, as soon as all of it is there: the nursery, and the workers of two models."""
     parent = psutil.Process(process.pid)
-    while len(children := parent.children()) < count:
+    while len(children := parent.children(recursive=True)) < count:
         assert process.poll() is None
     return children
 
@@ -188,14 +188,14 @@ def test_a_killed_router_leaves_no_worker() -> None:
 
 def test_a_router_killed_while_loading_leaves_no_worker() -> None:
     with started("run", RECIPE, "hi") as process:
-        workers = workers_of(process)
+        workers = workers_of(process, count=1)
         process.kill()
         assert_gone(workers, within_s=3)
 
 
 def test_ctrl_c_while_loading_ends_at_once_with_130() -> None:
     with started("run", RECIPE, "hi") as process:
-        workers = workers_of(process)
+        workers = workers_of(process, count=1)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=5)
         assert process.returncode == 130

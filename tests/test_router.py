@@ -16,7 +16,6 @@ from tests.recipes import ALWAYS, recipe_of, toy_model, toy_pair
 from tests.toy.engine import toy_logits
 from tokenflow.errors import (
     ContextTooLong,
-    EngineError,
     InvalidRequest,
     ModelLoadError,
     NonFiniteLogits,
@@ -401,23 +400,6 @@ async def test_a_worker_that_dies_while_loading_is_reported_with_its_last_words(
     assert "worker of model 'llm' (pid " in str(caught.value)
     assert "ended with exit code 7" in str(caught.value)
     assert "the toy engine dies while loading" in str(caught.value)
-
-
-async def test_a_worker_that_dies_fails_those_who_wait_and_those_who_come(tmp_path: Path) -> None:
-    async with Router(toy_pair(tmp_path, llm={"die_at_step": 5})) as router:
-        answers = await asyncio.gather(
-            *(router.generate([1, 40 + i], max_tokens=60) for i in range(6)), return_exceptions=True
-        )
-        failed = [answer for answer in answers if isinstance(answer, WorkerDied)]
-        assert failed and "ended with exit code 9" in str(failed[0])
-        with pytest.raises(WorkerDied):
-            await router.generate(PROMPT)
-
-
-async def test_an_engine_that_raises_ends_its_worker_with_the_cause(tmp_path: Path) -> None:
-    async with Router(toy_pair(tmp_path, slm={"raise_at_step": 3})) as router:
-        with pytest.raises(EngineError, match="model 'slm': the toy engine raises"):
-            await router.generate(PROMPT, max_tokens=60)
 
 
 async def test_a_router_that_is_not_running_says_so(tmp_path: Path) -> None:

@@ -53,5 +53,13 @@ def worker_environment(threads: int) -> dict[str, str]:
     Workers share the machine: left to themselves, each would start one thread per core and they would
     spend their time waiting for each other.
     """
-    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
-    return {**os.environ, **limits, "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **_thread_limits(threads), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def limit_threads(threads: int) -> None:
+    """Let what this process starts use ``threads`` cores, as :func:`worker_environment` would."""
+    os.environ.update(_thread_limits(threads))
+
+
+def _thread_limits(threads: int) -> dict[str, str]:
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))

@@ -247,6 +247,10 @@ class ModelConfig:
     :param routing: share of a ``sim`` model's steps after which the request goes to each other model: a
         number or the name of a param.
     :param trace: recorded responses whose routes ``sim`` repeats: a file of ``tokenflow run --output``.
+    :param load_timeout: seconds that loading may take.
+    :param step_timeout: seconds that one step may take; a worker that takes longer is replaced.
+    :param restarts: how often in a row the worker is replaced without having completed a step; after that
+        the model is given up.
     """
 
     path: str = ""
@@ -264,3 +268,6 @@ class ModelConfig:
     latency_ms: tuple[tuple[int, float], ...] = ()
     routing: Mapping[str, float | str] = field(default_factory=dict)
     trace: str = ""
+    load_timeout: float = 1800.0
+    step_timeout: float = 120.0
+    restarts: int = 5

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.dsl.recipes import CHECKED, GATED, MIXED, problems, replaced
+from tokenflow.dsl.describe import describe
 from tokenflow.dsl.ir import BudgetIR, Expr, HeadIR, RecipeIR, RuleIR
 from tokenflow.dsl.load import load_recipe
 
@@ -156,6 +157,13 @@ def test_tentative_tokens_and_who_checks_them() -> None:
     assert load(GATED).rollback == 0
 
 
+def test_what_happens_when_a_model_is_given_up() -> None:
+    assert load(MIXED).on_failure == "fail"
+    recipe = load(MIXED.replace("models:", DEGRADE))
+    assert recipe.on_failure == "degrade"
+    assert "on failure: goes on without a model that is given up" in describe(recipe)
+
+
 NAME = 'expected a name of letters, digits, "_" and "-" that begins with a letter'
 GATE = "{kind: r2r, path: owner/repo/sub/router.pt, threshold: 0.4}"
 HEADS = [
@@ -264,10 +272,18 @@ ROLLBACKS = [
     ]),
 ]  # fmt: skip
 
+DEGRADE = "on_failure: degrade\nmodels:"
+FAILURES = [
+    (MIXED, "models:", "on_failure: ignore\nmodels:", ['3:13: error: on_failure: expected one of fail, degrade, got "ignore"']),
+    (CHECKED, "models:", DEGRADE, ["3:13: error: on_failure: tentative tokens need the model that checks them: say fail, or leave it out"]),
+    ("name: alone\nentry: slm\nmodels: {slm: owner/small}", "models:", DEGRADE, ["3:13: error: on_failure: there is no other model to go on with: say fail, or leave it out"]),
+]  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("text", "old", "new", "lines"),
     [
+        *FAILURES,
         *((GATED, *case) for case in HEADS + CONDITIONS),
         *((MIXED, *case) for case in DRAWS + BUDGETS),
         *((CHECKED, *case) for case in ROLLBACKS),

@@ -12,7 +12,9 @@ from tests.dsl.recipes import PAIR, changed, problems
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.load import load_recipe
 
-TOP_KEYS = "name, description, entry, params, models, heads, routes, draw, budgets, rollback, batching"
+TOP_KEYS = (
+    "name, description, entry, params, models, heads, routes, draw, budgets, rollback, on_failure, batching"
+)
 FORM = 'expected KEY.PATH=VALUE, as in "params.tau=0.1"'
 CONDITION = 'expected a condition, got a number: compare it, as in "entropy > 0.5"'
 

@@ -16,10 +16,13 @@ NAME = 'expected a name of letters, digits, "_" and "-" that begins with a lette
 PARAM_NAME = 'expected a name of letters, digits and "_" that begins with a letter'
 SIGNALS = "entropy, entropy_nats, confidence, margin, logprob, token, position, run_length, draw"
 FUNCTIONS = "abs, max, min, head, threshold, at, follows, window, momentum"
-TOP_KEYS = "name, description, entry, params, models, heads, routes, draw, budgets, rollback, batching"
+TOP_KEYS = (
+    "name, description, entry, params, models, heads, routes, draw, budgets, rollback, on_failure, batching"
+)
 MODEL_KEYS = (
     "path, engine, dtype, device, context_length, kv_cache, max_requests, max_batch_tokens, "
-    "prefix_cache, threads, tensor_parallel, verify, latency_ms, routing, trace"
+    "prefix_cache, threads, tensor_parallel, verify, latency_ms, routing, trace, load_timeout, step_timeout, "
+    "restarts"
 )
 SEND = '("keep" commits the sampled token, "drop_last" leaves its position to the next model)'
 CONDITION = 'missing a condition: "when" (an expression), "after" (so many tokens) or "at" (a text)'

@@ -133,7 +133,7 @@ def test_all_that_yaml_says_is_said_in_python(folder: Path) -> None:
         'recipe = Recipe("all", description="every part", entry="a", params={"k": 2},\n'
         '    batching={"policy": "fixed", "thresholds": {"b": 3}},\n'
         '    heads={"own": {"kind": "r2r", "path": "head.pt", "threshold": 0.5}, "co": {"kind": "co_llm"}},\n'
-        '    budgets={"b": {"max_tokens": 20}}, rollback=4)\n'
+        '    budgets={"b": {"max_tokens": 20}}, rollback=4, on_failure="fail")\n'
         'a = recipe.model("a", Path("here"), heads=["own"], threads=2)\n'
         'b = recipe.model("b", "owner/b", verify=True)\n'
         'b.rules([{"when": "head(\\"co\\") > k", "to": "a", "send": "keep"}])\n'
@@ -146,7 +146,7 @@ def test_all_that_yaml_says_is_said_in_python(folder: Path) -> None:
     assert {name: head.model for name, head in recipe.heads.items()} == {"own": "a", "co": "b"}
     assert recipe.heads["own"].path == str(head)
     assert recipe.budgets["b"].max_tokens == 20
-    assert (recipe.rollback, recipe.model("b").config.verify) == (4, True)
+    assert (recipe.rollback, recipe.model("b").config.verify, recipe.on_failure) == (4, True, "fail")
     assert (recipe.model("a").config.path, recipe.model("a").config.threads) == (str(folder / "here"), 2)
     assert recipe.python["a"].heads == ("own",)
 
@@ -618,7 +618,18 @@ def test_checking_a_recipe_in_python_loads_no_torch(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["r_stitch.py", "r_stitch_classes.py"])
 def test_the_recipes_in_python_say_what_the_one_in_yaml_does(name: str) -> None:
     recipe, yaml = load_recipe(RECIPES / name), load_recipe(RECIPES / "r_stitch.yaml")
-    for part in ("name", "entry", "models", "params", "batching", "heads", "draw", "budgets", "rollback"):
+    for part in (
+        "name",
+        "entry",
+        "models",
+        "params",
+        "batching",
+        "heads",
+        "draw",
+        "budgets",
+        "rollback",
+        "on_failure",
+    ):
         assert getattr(recipe, part) == getattr(yaml, part)
     assert recipe.reachable() == yaml.reachable()
     assert set(recipe.python) == {"slm", "llm"}

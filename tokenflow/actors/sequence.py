@@ -60,7 +60,8 @@ class Sequence:
     that model has
     been told of, ``states`` to what its rules' windows and momentums hold.  ``gave_up`` holds
     who dropped a token at which output position, as pairs of code and position, and ``taken_back`` is how
-    many tokens were, since one last became final.
+    many tokens were, since one last became final.  ``deaths`` is how many workers died while they ran the
+    request, since one last completed a step of it.
     """
 
     id: int
@@ -85,6 +86,7 @@ class Sequence:
     states: dict[int, list[float]] = field(default_factory=dict)
     gave_up: set[tuple[int, int]] = field(default_factory=set)
     taken_back: int = 0
+    deaths: int = 0
     handoffs: int = 0
     dropped: int = 0
     finish_reason: FinishReason | None = None

@@ -41,6 +41,7 @@ def check(document: Document) -> Meaning:
             _check_reach(document, models, entry, destinations)
         _check_budgets(document, models, entry)
         _check_rollback(document, models)
+        _check_on_failure(document, models)
     return meaning
 
 
@@ -169,3 +170,13 @@ def _check_rollback(document: Document, models: dict[str, Any]) -> None:
     for name in verifying if "rollback" not in document.data else ():
         message = 'nothing to verify without "rollback: n", the number of tokens that may be tentative'
         document.report(("models", name, "verify"), message)
+
+
+def _check_on_failure(document: Document, models: dict[str, Any]) -> None:
+    if document.data.get("on_failure") != "degrade":
+        return
+    if len(models) == 1:
+        document.report(("on_failure",), "there is no other model to go on with: say fail, or leave it out")
+    elif "rollback" in document.data:
+        message = "tentative tokens need the model that checks them: say fail, or leave it out"
+        document.report(("on_failure",), message)

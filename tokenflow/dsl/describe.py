@@ -40,6 +40,8 @@ def describe(recipe: RecipeIR) -> str:
         verifying = [model.name for model in recipe.models if model.config.verify]
         checked = f", checked by {', '.join(verifying)}" if verifying else ""
         lines.append(f"rollback: up to {recipe.rollback} tentative tokens{checked}")
+    if recipe.on_failure == "degrade":
+        lines.append("on failure: goes on without a model that is given up")
     lines.append(f"batching: {batching_text(recipe.batching)}")
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from tokenflow.types import ModelConfig
 
 Send = Literal["keep", "drop_last"]
 Policy = Literal["auto", "eager", "fixed", "planned", "lookahead"]
+OnFailure = Literal["fail", "degrade"]
 HeadDtype = Literal["float32", "bfloat16", "float16"]
 HeadKind = Literal["r2r", "citer", "co_llm"]
 
@@ -126,7 +127,8 @@ class RecipeIR:
     first, for which :func:`tokenflow.dsl.weights.first_writer` does.  Otherwise it is empty.
 
     Up to ``rollback`` tokens at the end of the output are tentative until a model with ``verify`` has seen
-    them.  ``source`` is the file that the recipe came from, empty if there is none.
+    them.  ``on_failure`` says what happens when a model is given up: every request fails, or the other
+    models go on without it.  ``source`` is the file that the recipe came from, empty if there is none.
     """
 
     name: str
@@ -140,6 +142,7 @@ class RecipeIR:
     draw: tuple[tuple[str, Expr], ...] = ()
     budgets: Mapping[str, BudgetIR] = field(default_factory=dict)
     rollback: int = 0
+    on_failure: OnFailure = "fail"
     source: str = ""
     description: str = ""
 

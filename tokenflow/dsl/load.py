@@ -112,6 +112,7 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
         draw=tuple(weights.items()),
         budgets={name: BudgetIR(**budget.model_dump()) for name, budget in recipe.budgets.items()},
         rollback=recipe.rollback,
+        on_failure=recipe.on_failure,
         source=source,
         description=recipe.description,
     )

@@ -62,6 +62,7 @@ class Recipe:
     :param draw: weights by model, as in YAML: every token's writer is drawn.
     :param budgets: what a model may write at most, as in YAML.
     :param rollback: how many tokens at the end of the output are tentative.
+    :param on_failure: as in YAML, ``fail`` or ``degrade``.
     :param description: one sentence for people.
     """
 
@@ -76,6 +77,7 @@ class Recipe:
         draw: Mapping[str, Any] | None = None,
         budgets: Mapping[str, Any] | None = None,
         rollback: int | None = None,
+        on_failure: str | None = None,
         description: str | None = None,
     ) -> None:
         given = {
@@ -88,6 +90,7 @@ class Recipe:
             "draw": draw,
             "budgets": budgets,
             "rollback": rollback,
+            "on_failure": on_failure,
         }
         self.data = {key: value for key, value in given.items() if value is not None}
         self.place = _caller()

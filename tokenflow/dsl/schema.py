@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tokenflow.dsl.expr import MAX_TEXT
-from tokenflow.dsl.ir import HeadDtype, HeadKind, Policy, Send
+from tokenflow.dsl.ir import HeadDtype, HeadKind, OnFailure, Policy, Send
 from tokenflow.dsl.source import Document, plain_scalar
 from tokenflow.dsl.wording import Path, closest, did_you_mean, show
 from tokenflow.types import ModelConfig
@@ -67,6 +67,7 @@ Name = Annotated[str, Field(pattern=NAME)]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-3.4e38, le=3.4e38)]
+Seconds = Annotated[float, Field(ge=0.001, le=1e6)]
 Condition = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | bool)]
 Latency = Annotated[
     tuple[tuple[int, float], ...],
@@ -104,6 +105,9 @@ class Model(_Shape):
     latency_ms: Latency = _DEFAULT["latency_ms"]
     routing: dict[str, Share] = {}
     trace: Text = _DEFAULT["trace"]
+    load_timeout: Seconds = _DEFAULT["load_timeout"]
+    step_timeout: Seconds = _DEFAULT["step_timeout"]
+    restarts: Annotated[int, Field(ge=0, le=2**31 - 1)] = _DEFAULT["restarts"]
 
 
 class Head(_Shape):
@@ -196,6 +200,8 @@ class Recipe(_Shape):
     """What models may write at most of one response."""
     rollback: Annotated[int, Field(ge=1, le=MAX_ROLLBACK)] = 0
     """How many of the last tokens may be tentative, until a model with verify has checked them."""
+    on_failure: OnFailure = "fail"
+    """When a model's workers keep dying: "fail" ends every request, "degrade" goes on with the others."""
     batching: Batching = Batching()
     """When a model starts a batch."""
 
