@@ -35,8 +35,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": LEAVES | {"dsl", "text", "router"},
     "console": LEAVES,
     "rows": LEAVES | {"prompts"},
-    "run": LEAVES | {"dsl", "prompts", "router", "console", "rows"},
-    "cli": LEAVES | {"dsl", "router", "server", "console", "run"},
+    "eventloop": LEAVES,
+    "chart": LEAVES,
+    "calibrate": LEAVES | {"planner", "dsl", "prompts", "router", "rows", "eventloop"},
+    "plan": LEAVES | {"planner", "dsl", "chart", "calibrate"},
+    "run": LEAVES | {"dsl", "prompts", "router", "console", "rows", "eventloop"},
+    "cli": LEAVES | {"dsl", "router", "server", "console", "run", "plan"},
     "tokenflow": LEAVES | {"dsl", "router"},
 }
 WORKER_SIDE = {"routing", "engines", "worker"}

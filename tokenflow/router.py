@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
@@ -27,6 +27,9 @@ from tokenflow.prompts import Prompt, check_known_ids, encode, param_values, sam
 from tokenflow.random import DRAW, uniform
 from tokenflow.response import Reader, Response
 from tokenflow.types import Completion, SamplingParams
+
+if TYPE_CHECKING:
+    from tokenflow.planner import RoutingModel
 
 _STOP_GRACE_S = 5.0
 _LONG_TEXT = 20_000
@@ -173,6 +176,18 @@ class Router:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         return [done[index] for index in range(len(done))]
+
+    def routing_model(self) -> RoutingModel:
+        """Where steps led lately and how long they took: what batches are planned with.
+
+        :raises RouterClosed: if the router is not running.
+        :raises PlanError: if too few steps were run to tell.
+        """
+        if self._system is None:
+            raise RouterClosed("the router is not running: use it inside 'async with Router(...) as router'")
+        meter = self._system.batching.meter
+        meter.fold()
+        return meter.model()
 
     async def _open(
         self, prompt: Prompt, sampling: SamplingParams, params: tuple[float, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +22,7 @@ TABLE = PolicyTable(
 
 def thresholds(concurrency: int) -> tuple[int, ...]:
     policy = TABLE.at(concurrency)
-    return policy.values if isinstance(policy, Thresholds) else policy.thresholds  # type: ignore[attr-defined]
+    return policy.thresholds
 
 
 def test_what_was_planned_is_used_where_it_was_planned() -> None:
@@ -36,8 +35,13 @@ def test_thresholds_between_two_concurrencies_lie_between_theirs() -> None:
     assert [thresholds(n) for n in (2, 3, 6, 12)] == [(1, 2), (1, 2), (1, 4), (2, 8)]
 
 
-def test_thresholds_beyond_the_largest_grow_in_its_proportion() -> None:
-    assert [thresholds(n) for n in (24, 32, 64)] == [(3, 15), (4, 20), (8, 40)]
+def test_thresholds_beyond_the_largest_go_on_growing() -> None:
+    assert [thresholds(n) for n in (24, 32, 64)] == [(3, 15), (3, 20), (5, 39)]
+
+
+def test_a_plan_that_waits_for_nobody_is_not_made_to_wait_by_more_requests() -> None:
+    table = PolicyTable(r2r(), [Planned(2, (1, 1), True, 155.1)])
+    assert table.at(16).thresholds == (1, 1)
 
 
 def test_an_empty_table_waits_for_nobody() -> None:
@@ -47,7 +51,7 @@ def test_an_empty_table_waits_for_nobody() -> None:
 
 def test_batch_limits_bound_what_is_waited_for() -> None:
     table = PolicyTable(r2r(batch_limits=[None, 4]), [Planned(4, (1, 3), False, 1.0)])
-    assert table.at(100) == Thresholds((25, 4))
+    assert table.at(100) == Thresholds((1, 4))
 
 
 @given(
@@ -59,23 +63,4 @@ def test_batch_limits_bound_what_is_waited_for() -> None:
 def test_every_policy_can_be_met(planned: dict[int, tuple[tuple[int, int], bool]], concurrency: int) -> None:
     entries = [Planned(n, feasible(b, n), ahead, 1.0) for n, (b, ahead) in planned.items()]
     policy = PolicyTable(r2r(), entries).at(concurrency)
-    values = policy.values if isinstance(policy, Thresholds) else policy.thresholds  # type: ignore[attr-defined]
-    assert check_thresholds(r2r(), values, concurrency) == values
-
-
-@pytest.mark.parametrize(
-    ("wanted", "concurrency", "met"),
-    [
-        ((1, 4), 4, (1, 4)),
-        ((1, 4), 3, (1, 3)),
-        ((3, 3), 4, (2, 3)),
-        ((5, 9), 1, (1, 1)),
-        ((2, 2), 0, (1, 1)),
-        ((4, 4, 4), 5, (2, 2, 3)),
-        ((), 3, ()),
-    ],
-)
-def test_thresholds_are_lowered_from_the_largest_until_they_can_be_met(
-    wanted: tuple[int, ...], concurrency: int, met: tuple[int, ...]
-) -> None:
-    assert feasible(wanted, concurrency) == met
+    assert check_thresholds(r2r(), policy.thresholds, concurrency) == policy.thresholds
