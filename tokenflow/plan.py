@@ -15,7 +15,7 @@ from tokenflow.chart import Chart, Line, as_text, check_target, write_chart
 from tokenflow.dsl.assume import assumed_model
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.load import load_recipe
-from tokenflow.errors import InvalidRequest, TokenflowError
+from tokenflow.errors import InvalidRequest, RecipeError, TokenflowError
 from tokenflow.planner import Lookahead, RoutingModel
 from tokenflow.planner.contest import Progress
 from tokenflow.planner.model import LatencyTable, Throughput
@@ -35,6 +35,8 @@ def plan(args: argparse.Namespace) -> int:
         else:
             model = assumed_model(recipe)
         report = Report(recipe, model, args.measure, [_search(model, n) for n in args.concurrency])
+    except RecipeError:
+        raise
     except (ValueError, InvalidRequest) as error:
         print(f"tokenflow plan: {error}", file=sys.stderr)
         return 2

@@ -100,20 +100,25 @@ class Planning:
 
     async def _plan(self, model: RoutingModel, order: Sequence[int]) -> None:
         """Plan in this order; each plan holds as soon as it is found.  It takes the place of an older one."""
-        from tokenflow.planner import PolicyTable
+        from tokenflow.planner import Planned, PolicyTable
         from tokenflow.planner.job import Job
 
         log.debug("planning with %s", model)
         self._running.cancel()
         self._planned, self._covered, self._not_before = model, max(order), math.inf
-        found: list[Planned] = []
+        began, found = anyio.current_time(), list[Planned]()
         with anyio.CancelScope() as self._running:
             async for planned in _planned(Job(model, tuple(order), self._kind)):
                 log.debug("%s", planned)
                 found.append(planned)
                 self._apply(PolicyTable(model, found))
-                self._not_before = min(self._not_before, anyio.current_time() + _PAUSE_S)
-        self._not_before = min(self._not_before, anyio.current_time() + _PAUSE_S)
+                self._pause(began)
+            self._pause(began)
+
+    def _pause(self, began: float) -> None:
+        """However long planning has taken, so much time at least is left to what it was done for."""
+        now = anyio.current_time()
+        self._not_before = min(self._not_before, now + max(_PAUSE_S, now - began))
 
 
 async def _planned(job: Job) -> AsyncIterator[Planned]:
@@ -150,6 +155,6 @@ def _moved(before: RoutingModel, now: RoutingModel, active: int) -> bool:
             if abs(p - q) > max(0.01, min(0.03, 0.25 * max(p, q))):
                 return True
         for batch in {1, max(1, active // 2), active}:
-            if abs(now.step_ms(i, batch) / before.step_ms(i, batch) - 1) > 0.04:
+            if abs(now.step_ms(i, batch) / before.step_ms(i, batch) - 1) > 0.1:
                 return True
     return False
