@@ -29,7 +29,7 @@ from tokenflow.response import Reader, Response
 from tokenflow.types import Completion, SamplingParams
 
 if TYPE_CHECKING:
-    from tokenflow.planner import RoutingModel
+    from tokenflow.planner import Lookahead, RoutingModel, Thresholds
 
 _STOP_GRACE_S = 5.0
 _LONG_TEXT = 20_000
@@ -177,17 +177,28 @@ class Router:
             raise group.exceptions[0] from None
         return [done[index] for index in range(len(done))]
 
+    @property
+    def start_policy(self) -> Thresholds | Lookahead:
+        """When batches start now: thresholds by model in recipe order, and whether models look ahead.
+
+        :raises RouterClosed: if the router is not running.
+        """
+        return self._running().batching.policy
+
     def routing_model(self) -> RoutingModel:
         """Where steps led lately and how long they took: what batches are planned with.
 
         :raises RouterClosed: if the router is not running.
         :raises PlanError: if too few steps were run to tell.
         """
-        if self._system is None:
-            raise RouterClosed("the router is not running: use it inside 'async with Router(...) as router'")
-        meter = self._system.batching.meter
+        meter = self._running().batching.meter
         meter.fold()
         return meter.model()
+
+    def _running(self) -> ActorSystem:
+        if self._system is None:
+            raise RouterClosed("the router is not running: use it inside 'async with Router(...) as router'")
+        return self._system
 
     async def _open(
         self, prompt: Prompt, sampling: SamplingParams, params: tuple[float, ...]

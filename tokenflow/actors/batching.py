@@ -16,11 +16,11 @@ from tokenflow.actors.scheduler import Scheduler
 from tokenflow.actors.sequence import Sequence
 from tokenflow.dsl.assume import assumed_model, unknown
 from tokenflow.dsl.ir import RecipeIR
-from tokenflow.planner.policy import eager
+from tokenflow.planner.policy import Thresholds, eager
 from tokenflow.wire.messages import Step, StepDone
 
 if TYPE_CHECKING:
-    from tokenflow.planner import PolicyTable, RoutingModel
+    from tokenflow.planner import Lookahead, PolicyTable, RoutingModel
 
 
 class Queue(Protocol):
@@ -67,6 +67,11 @@ class Batching:
         if policy in ("planned", "lookahead", "auto") and len(self._index) > 1:
             planning = Planning(policy, self.meter, self._assumed, lambda: self._load[0], slots, self._use)
             tasks.start_soon(planning.run, name="planning")
+
+    @property
+    def policy(self) -> Thresholds | Lookahead:
+        """The start policy that holds now."""
+        return self._scheduler.policy
 
     def follow(self, active: Collection[Sequence], whole: bool) -> None:
         """The requests that are active have changed, or where they can still go.
