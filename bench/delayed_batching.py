@@ -9,7 +9,8 @@ quiet machine and a long time.  So it measures cell by cell, keeps what it has i
 ``bench/results/delayed_batching.json``, stops after its budget, and goes on where it stopped.  What was
 measured while other programs took more than 5 % of a core is measured again, up to three times.
 
-- *sweep*: the paper's latencies (6.0 and 27.9 ms, p = 0.35); N = 1 to 16, every threshold of the large model.
+- *sweep*: the paper's latencies (6.0 and 27.9 ms, p = 0.35); N = 1 to 16, all thresholds
+  of the large model.
 - *grid*: the best static thresholds and the lookahead policy; N in {2, 4, 8, 16}, p in {0.05, 0.2, 0.35, 0.5},
   the large model 2.02, 4.65 and 10 times as slow.
 - *resonance*: N = 8, p = 0.35, 60.0 and 121.0 ms, where a small step narrowly misses the returning batch.
