@@ -120,6 +120,35 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--json", action="store_true", help="print the problems as a JSON list")
     check.set_defaults(command=_check)
 
+    plan = commands.add_parser(
+        "plan",
+        help="plan batch thresholds and throughput",
+        description="Find the batch thresholds at which a recipe is fastest, and how fast it should be. The "
+        "routing and the step latencies are those that the recipe assumes or simulates, or measured ones.",
+    )
+    _add_recipe(plan)
+    plan.add_argument(
+        "--concurrency",
+        type=_concurrencies,
+        required=True,
+        metavar="N[,N...]",
+        help="requests at a time; each is planned",
+    )
+    plan.add_argument(
+        "--measure", action="store_true", help="run the recipe for a while and plan with what is measured"
+    )
+    plan.add_argument(
+        "--seconds", type=_positive, default=20, metavar="S", help="how long --measure runs it (20)"
+    )
+    plan.add_argument(
+        "--input", metavar="FILE", help="prompts for --measure, as in tokenflow run (a few of its own)"
+    )
+    plan.add_argument(
+        "--plot", metavar="FILE", help="draw throughput against thresholds in a .png, .html or .svg file"
+    )
+    plan.add_argument("--json", action="store_true", help="print everything that was found as JSON")
+    plan.set_defaults(command=_plan)
+
     graph = commands.add_parser(
         "graph",
         help="draw a recipe",
@@ -222,6 +251,21 @@ def _serve(args: argparse.Namespace) -> int:
         print(f"tokenflow serve: needs {error.name}: pip install 'tokenflow[serve]'", file=sys.stderr)
         return EXIT_FAILURE
     return serve(args)
+
+
+def _concurrencies(text: str) -> tuple[int, ...]:
+    numbers = text.split(",")
+    if not all(number.isdecimal() and int(number) >= 1 for number in numbers):
+        raise argparse.ArgumentTypeError(
+            f"must be whole numbers of at least 1, as in 4 or 1,2,4, got {text!r}"
+        )
+    return tuple(dict.fromkeys(map(int, numbers)))
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from tokenflow.plan import plan
+
+    return plan(args)
 
 
 def _check(args: argparse.Namespace) -> int:

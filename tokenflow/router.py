@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
@@ -39,6 +39,9 @@ from tokenflow.random import DRAW, uniform
 from tokenflow.response import Reader, Response, scored_tokens
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.types import MAX_TOP_LOGPROBS, Completion, Load, RouterStatus, SamplingParams, Token
+
+if TYPE_CHECKING:
+    from tokenflow.planner import Lookahead, RoutingModel, Thresholds
 
 _STOP_GRACE_S = 5.0
 _LONG_TEXT = 2_000
@@ -313,6 +316,24 @@ class Router:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         return [done[index] for index in range(len(done))]
+
+    @property
+    def start_policy(self) -> Thresholds | Lookahead:
+        """When batches start now: thresholds by model in recipe order, and whether models look ahead.
+
+        :raises RouterClosed: if the router is not running.
+        """
+        return self._running()[0].batching.policy
+
+    def routing_model(self) -> RoutingModel:
+        """Where steps led lately and how long they took: what batches are planned with.
+
+        :raises RouterClosed: if the router is not running.
+        :raises PlanError: if too few steps were run to tell.
+        """
+        meter = self._running()[0].batching.meter
+        meter.fold()
+        return meter.model()
 
     def _running(self) -> tuple[ActorSystem, Members]:
         if self._system is None or self._members is None:

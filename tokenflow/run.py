@@ -20,7 +20,7 @@ import anyio
 
 from tokenflow.console import Painter, share_line
 from tokenflow.errors import InvalidRequest, RecipeError, RequestError, TokenflowError
-from tokenflow.loop import loop_factory
+from tokenflow.eventloop import new_event_loop
 from tokenflow.prompts import Prompt, sampling_params
 from tokenflow.router import Router
 from tokenflow.rows import Ordered, as_row, open_rows, parse_row, prompt_of
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             source = files.enter_context(open_rows(args.input)) if args.input else None
             # What an earlier run wrote is kept until the models are there.
             sink = files.enter_context(Path(args.output).open("a", encoding="utf-8")) if args.output else None
-            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 return runner.run(_until_told(_run(args, router, sampling, text, source, sink)))
     except RecipeError as error:
         print(error, file=sys.stderr)

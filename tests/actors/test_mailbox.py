@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -44,6 +46,12 @@ async def _call(function: Callable[[], object]) -> None:
     function()
 
 
+def delayed(least: Callable[[], int], patience_s: float) -> Mailbox[Any]:
+    """A mailbox whose batches wait for so many items."""
+    mailbox: Mailbox[Any] = Mailbox(lambda: 0.0 if len(mailbox) >= least() else math.inf, lambda: patience_s)
+    return mailbox
+
+
 ITEMS = st.integers(0, 5)
 PUT = st.tuples(st.just("put"), ITEMS, st.just(False))
 CHANGES = st.one_of(
@@ -52,6 +60,7 @@ CHANGES = st.one_of(
     st.tuples(st.just("put"), ITEMS, st.just(True)),
     st.tuples(st.just("discard"), ITEMS),
     st.tuples(st.just("threshold"), st.integers(1, 5)),
+    st.tuples(st.just("hold"), st.integers(0, 4)),
     st.tuples(st.just("poke")),
 )
 
@@ -63,7 +72,8 @@ class MailboxMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = ManualLoop()
         self.threshold = 4
-        self.mailbox: Mailbox[int] = Mailbox(lambda: self.threshold, lambda: PATIENCE_S)
+        self.held_until = 0.0
+        self.mailbox: Mailbox[int] = Mailbox(self.hold_s, lambda: PATIENCE_S)
         self.arrived: dict[int, float] = {}
         self.urgent: set[int] = set()
         self.poked = False
@@ -76,13 +86,20 @@ class MailboxMachine(RuleBasedStateMachine):
             self.loop.settle()
         self.loop.close()
 
+    def hold_s(self) -> float:
+        """What the mailbox asks: a threshold, and a time before which nothing starts."""
+        if len(self.mailbox) < self.threshold:
+            return math.inf
+        return max(0.0, self.held_until - self.loop.now)
+
     @property
     def due(self) -> bool:
         """The model's answer to whether a batch is due."""
         if self.urgent:
             return True
         waited = self.loop.now - min(self.arrived.values(), default=self.loop.now)
-        return bool(self.arrived) and (len(self.arrived) >= self.threshold or waited >= PATIENCE_S)
+        reached = len(self.arrived) >= self.threshold and self.loop.now >= self.held_until
+        return bool(self.arrived) and (reached or waited >= PATIENCE_S)
 
     def change(self, kind: str, *arguments: int) -> None:
         if kind == "put":
@@ -97,6 +114,9 @@ class MailboxMachine(RuleBasedStateMachine):
             self.urgent.discard(arguments[0])
         elif kind == "threshold":
             self.threshold = arguments[0]
+            self.mailbox.reconsider()
+        elif kind == "hold":
+            self.held_until = self.loop.now + arguments[0]
             self.mailbox.reconsider()
         else:
             self.mailbox.poke()
@@ -134,7 +154,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self.taking = self.loop.create_task(self.mailbox.take(limit))
         self.consume()
 
-    @rule(seconds=st.sampled_from([2.0, 3.0, PATIENCE_S]))
+    @rule(seconds=st.sampled_from([1.0, 2.0, 3.0, PATIENCE_S]))
     def wait(self, seconds: float) -> None:
         self.loop.now += seconds
         self.consume()
@@ -170,7 +190,7 @@ TestMailbox = MailboxMachine.TestCase
 
 @pytest.mark.anyio
 async def test_items_beyond_the_limit_keep_their_order_and_their_urgency() -> None:
-    mailbox: Mailbox[str] = Mailbox(lambda: 4, lambda: 1e6)
+    mailbox = delayed(lambda: 4, 1e6)
     for item in "abcd":
         mailbox.put(item, urgent=item == "c")
     assert await mailbox.take(2) == ["a", "b"]
@@ -183,7 +203,7 @@ async def test_items_beyond_the_limit_keep_their_order_and_their_urgency() -> No
 
 @pytest.mark.anyio
 async def test_an_item_put_again_keeps_its_place() -> None:
-    mailbox: Mailbox[str] = Mailbox(lambda: 1, lambda: 1e6)
+    mailbox = delayed(lambda: 1, 1e6)
     for item in "aba":
         mailbox.put(item)
     assert await mailbox.take(8) == ["a", "b"]
@@ -191,7 +211,7 @@ async def test_an_item_put_again_keeps_its_place() -> None:
 
 def test_an_item_put_again_keeps_its_age() -> None:
     async def put_twice_and_outwait() -> None:
-        mailbox: Mailbox[str] = Mailbox(lambda: 2, lambda: PATIENCE_S)
+        mailbox = delayed(lambda: 2, PATIENCE_S)
         mailbox.put("a")
         loop.now += PATIENCE_S - 1
         mailbox.put("a")
@@ -208,7 +228,7 @@ def test_an_item_put_again_keeps_its_age() -> None:
 
 @pytest.mark.anyio
 async def test_a_poke_wakes_the_consumer_once_without_a_batch_below_the_threshold() -> None:
-    mailbox: Mailbox[str] = Mailbox(lambda: 2, lambda: 1e6)
+    mailbox = delayed(lambda: 2, 1e6)
     mailbox.put("a")
     mailbox.poke()
     mailbox.poke()
@@ -221,7 +241,7 @@ async def test_a_poke_wakes_the_consumer_once_without_a_batch_below_the_threshol
 
 @pytest.mark.anyio
 async def test_an_item_waits_for_company_only_as_long_as_its_patience() -> None:
-    mailbox: Mailbox[str] = Mailbox(lambda: 3, lambda: 0.02)
+    mailbox = delayed(lambda: 3, 0.02)
     started = anyio.current_time()
     mailbox.put("a")
     mailbox.put("b")
@@ -233,7 +253,7 @@ async def test_an_item_waits_for_company_only_as_long_as_its_patience() -> None:
 @pytest.mark.anyio
 async def test_a_waiting_consumer_sees_a_lowered_threshold() -> None:
     threshold = 3
-    mailbox: Mailbox[str] = Mailbox(lambda: threshold, lambda: 1e6)
+    mailbox = delayed(lambda: threshold, 1e6)
     mailbox.put("a")
     got: list[str] = []
 
@@ -252,7 +272,7 @@ async def test_a_waiting_consumer_sees_a_lowered_threshold() -> None:
 
 @pytest.mark.anyio
 async def test_every_item_of_a_busy_mailbox_is_handed_out_once_though_takes_are_cancelled() -> None:
-    mailbox: Mailbox[int] = Mailbox(lambda: 2, lambda: 0.001)
+    mailbox = delayed(lambda: 2, 0.001)
     got: list[int] = []
 
     async def consume() -> None:

@@ -1,12 +1,13 @@
 """The mailbox of a model actor: ready requests, handed out in batches once enough are there.
 
-``take`` is the delayed-batching scheduler (TokenRouter, arXiv 2610.12242, section 4).  Items stay in the
+``take`` is where batches are delayed (TokenRouter, arXiv 2610.12242, section 4).  Items stay in the
 mailbox until a batch is handed out, so a cancelled ``take`` loses nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -16,10 +17,11 @@ T = TypeVar("T")
 class Mailbox(Generic[T]):
     """A set of ready items in arrival order, with one consumer."""
 
-    def __init__(self, at_least: Callable[[], int], patience_s: Callable[[], float]) -> None:
-        """Both functions are asked again whenever something changes: the batch threshold, and how many
-        seconds an item waits for it at most."""
-        self._at_least = at_least
+    def __init__(self, hold_s: Callable[[], float], patience_s: Callable[[], float]) -> None:
+        """Both functions are asked again whenever something changes: how many seconds a batch of what is
+        ready had better wait (0 to start now, infinite until something changes), and how many seconds an item
+        waits at most."""
+        self._hold_s = hold_s
         self._patience_s = patience_s
         self._ready: dict[T, float] = {}
         self._urgent: set[T] = set()
@@ -33,7 +35,7 @@ class Mailbox(Generic[T]):
         return item in self._ready
 
     def put(self, item: T, *, urgent: bool = False) -> None:
-        """Add a ready item; an urgent one makes the next batch start whatever the threshold.
+        """Add a ready item; an urgent one makes the next batch start whatever the others wait for.
 
         One that is there already keeps its place and its age.
         """
@@ -53,7 +55,7 @@ class Mailbox(Generic[T]):
         self._wake()
 
     def reconsider(self) -> None:
-        """The threshold may have changed: let a waiting consumer look again."""
+        """What decides when batches start may have changed: let a waiting consumer look again."""
         self._wake()
 
     @property
@@ -63,18 +65,19 @@ class Mailbox(Generic[T]):
             return True
         if not self._ready:
             return False
-        return len(self._ready) >= self._at_least() or asyncio.get_running_loop().time() >= self._deadline()
+        return self._hold_s() <= 0 or asyncio.get_running_loop().time() >= self._deadline()
 
     async def take(self, limit: int) -> list[T]:
         """Wait until a batch is due and hand it out: all ready items in order of arrival, at most ``limit``.
 
-        A batch is due when the threshold is reached, an urgent item is ready, or the oldest item's
+        A batch is due when it need not be held back, an urgent item is ready, or the oldest item's
         patience is over.  It is empty if the mailbox was poked and none is due.
         """
         loop = asyncio.get_running_loop()
         while not (self.due or self._poked):
             self._waiter = loop.create_future()
-            timer = loop.call_at(self._deadline(), self._wake) if self._ready else None
+            look_again = min(self._deadline(), loop.time() + self._hold_s()) if self._ready else math.inf
+            timer = loop.call_at(look_again, self._wake) if look_again < math.inf else None
             try:
                 await self._waiter
             finally:

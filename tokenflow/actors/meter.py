@@ -16,8 +16,10 @@ _MEMORY_ROWS = 1000
 _MEMORY_STEPS = 100
 _ENOUGH_ROWS, _ENOUGH_STEPS = 100, 10
 _OUTLIER = 3.0
-_FLAT = 0.03
-"""Batch sizes whose latencies differ by less than this share from their mean count as equally fast."""
+_RARE = 0.005
+"""Less than this share of a model's steps counts as never: it changes no plan, and makes planning long."""
+_FLAT = 0.04
+"""Batch sizes whose latencies differ by less than this share count as equally fast."""
 _QUANTA = 60
 """Into so many parts the fastest step is cut when batches are planned."""
 
@@ -27,19 +29,24 @@ class Meter:
 
     :param names: of the models, for messages.
     :param entry: index of the model where requests begin.
-    :param batch_limits: most requests in one step of each model.
+    :ivar batch_limit: most requests in one step; None if there is no limit.
     """
 
-    def __init__(self, names: Sequence[str], entry: int, batch_limits: Sequence[int]) -> None:
+    def __init__(self, names: Sequence[str], entry: int) -> None:
         size = len(names)
         self._names = tuple(names)
         self._entry = entry
-        self._batch_limits = tuple(batch_limits)
+        self.batch_limit: int | None = None
         self._new = [[0] * size for _ in names]
         self._new_tokens = [[0] * size for _ in names]
         self._rows = [[0.0] * size for _ in names]
         self._tokens = [[0.0] * size for _ in names]
         self._latencies: list[dict[int, _Average]] = [{} for _ in names]
+
+    @property
+    def size(self) -> int:
+        """M, the number of models."""
+        return len(self._names)
 
     def moved(self, here: int, to: int, tokens: int) -> None:
         """A step at model ``here`` made ``tokens`` of a request final; it goes on at model ``to``."""
@@ -62,11 +69,6 @@ class Meter:
                 self._tokens[here][to] = self._tokens[here][to] * keep + self._new_tokens[here][to]
             self._new[here] = [0] * len(new)
             self._new_tokens[here] = [0] * len(new)
-
-    def routing_error(self, here: int) -> float:
-        """Standard error of the largest share in the routing of model ``here``, at most; 1 without rows."""
-        rows = sum(self._rows[here])
-        return 0.5 / math.sqrt(rows) if rows else 1.0
 
     @property
     def missing(self) -> list[str]:
@@ -96,8 +98,10 @@ class Meter:
         routing, commits = [], []
         for here, rows in enumerate(self._rows):
             total = sum(rows)
-            # A model that nobody came to leads nowhere.
-            routing.append([count / total if total else float(to == here) for to, count in enumerate(rows)])
+            # A model that nobody came to leads nowhere, and what hardly ever happens makes no difference.
+            often = [count if count >= _RARE * total else 0.0 for count in rows]
+            kept = sum(often)
+            routing.append([count / kept if kept else float(to == here) for to, count in enumerate(often)])
             commits.append(
                 [max(t, 0.0) / n if n else 0.0 for t, n in zip(self._tokens[here], rows, strict=True)]
             )
@@ -108,7 +112,7 @@ class Meter:
             commits=commits,
             latency_ms=[table or {1: fastest} for table in tables] if size else [],
             quantum_ms=_quantum_ms(fastest),
-            batch_limits=self._batch_limits,
+            batch_limits=[self.batch_limit] * size,
             entry=self._entry,
         )
 
@@ -140,15 +144,15 @@ def _table(averages: dict[int, _Average]) -> dict[int, float]:
     mean = sum(average.mean * average.weight for average in known.values()) / total
     if all(abs(average.mean - mean) <= _FLAT * mean for average in known.values()):
         return {1: mean * 1e3}
-    return {size: value * 1e3 for size, value in _never_falling(known).items()}
+    return {size: value * 1e3 for size, value in _levels(known).items()}
 
 
-def _never_falling(averages: dict[int, _Average]) -> dict[int, float]:
-    """Isotonic regression: neighbours that are in the wrong order share their mean."""
+def _levels(averages: dict[int, _Average]) -> dict[int, float]:
+    """Isotonic regression in few levels: neighbours in the wrong order, or nearly equal, share their mean."""
     pools: list[tuple[list[int], float, float]] = []
     for size, average in averages.items():
         sizes, mean, weight = [size], average.mean, average.weight
-        while pools and pools[-1][1] >= mean:
+        while pools and pools[-1][1] * (1 + _FLAT) >= mean:
             before, other, more = pools.pop()
             sizes, mean, weight = (
                 before + sizes,
@@ -156,7 +160,7 @@ def _never_falling(averages: dict[int, _Average]) -> dict[int, float]:
                 more + weight,
             )
         pools.append((sizes, mean, weight))
-    return {size: mean for sizes, mean, _ in pools for size in sizes}
+    return {size: mean for sizes, mean, _ in pools for size in (sizes[0], sizes[-1])}
 
 
 def _quantum_ms(fastest_ms: float) -> float:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+from tokenflow.actors.batching import Batching
+from tokenflow.actors.counters import Counters
 from tokenflow.actors.handoff import Handoffs
 from tokenflow.actors.held import Held
 from tokenflow.actors.mailbox import Mailbox
@@ -25,7 +27,6 @@ from tokenflow.types import FinishReason
 from tokenflow.wire.messages import RowDone, Step, StepDone
 
 _PATIENCE_STEPS = 20
-_UNMEASURED_STEP_S = 0.05
 _DROP_DELAY_S = 0.02
 _SUSPICIOUS_DEATHS, _DEADLY = 2, 4
 """A request during which so many workers died in a row runs alone; at so many it is what they die of."""
@@ -62,50 +63,34 @@ class System(Protocol):
     def slowest_step_s(self) -> float:
         """Typical duration of the slowest model's step."""
 
-    def began(self) -> None:
-        """A step was sent to a worker."""
-
     def observe(self, model: str, step: Step, done: StepDone) -> None:
         """A step was run."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What an actor has done so far; seconds are sums over steps."""
-
-    steps: int = 0
-    rows: int = 0
-    computed_tokens: int = 0
-    cached_tokens: int = 0
-    committed_tokens: int = 0
-    forward_s: float = 0.0
-    step_s: float = 0.0
-    step_average_s: float = field(default=_UNMEASURED_STEP_S)
 
 
 class ModelActor:
     """Runs one model of a recipe for every request that comes to it."""
 
     def __init__(
-        self, recipe: RecipeIR, model: ModelIR, supervisor: Supervisor, system: System, slots: int
+        self,
+        recipe: RecipeIR,
+        model: ModelIR,
+        supervisor: Supervisor,
+        system: System,
+        batching: Batching,
+        slots: int,
     ) -> None:
         self.model = model
         self.supervisor = supervisor
-        self.threshold = 1
         self.counters = Counters()
         self._recipe = recipe
         self._handoffs = Handoffs(recipe, model)
         self._system = system
+        self._batching = batching
         self._slots = slots
-        self._mailbox: Mailbox[Sequence] = Mailbox(lambda: self.threshold, self._patience_s)
+        self._mailbox: Mailbox[Sequence] = Mailbox(partial(batching.hold_s, model.code), self._patience_s)
         self._news: list[Sequence] = []
-        self._run: list[tuple[Step, StepDone]] = []
+        self._run: list[tuple[Step, StepDone, float]] = []
         self._held = Held(model)
-
-    @property
-    def ready(self) -> int:
-        """Requests in the mailbox."""
-        return len(self._mailbox)
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether the worker has KV cache of a request."""
@@ -159,11 +144,19 @@ class ModelActor:
         """The request is only ``length`` tokens long again."""
         self._held.truncate(sequence, length)
 
-    def set_threshold(self, threshold: int) -> None:
-        """Wait for this many ready requests before a batch starts."""
-        if threshold != self.threshold:
-            self.threshold = threshold
-            self._mailbox.reconsider()
+    @property
+    def waiting(self) -> int:
+        """How many requests are ready for the next batch."""
+        return len(self._mailbox)
+
+    @property
+    def threshold(self) -> int:
+        """B: how many requests the next batch waits for."""
+        return self._batching.threshold(self.model.code)
+
+    def reconsider(self) -> None:
+        """See whether the next batch may start now."""
+        self._mailbox.reconsider()
 
     async def decode_loop(self) -> None:
         """Run batches on the model's worker, and on the next when that one dies, until it is given up."""
@@ -183,25 +176,27 @@ class ModelActor:
         """
         loop = asyncio.get_running_loop()
         while True:
-            if not self._mailbox.due:
-                # After the peers, whom the last reply may have given something to do, have had their turn.
-                loop.call_soon(self._tell)
             batch = self._isolate(await self._mailbox.take(self._slots))
             step = self._held.step(batch)
             answer = worker.step(step)
-            self._system.began()
-            loop.call_soon(self._tell)
+            self._batching.began(self.model.code, len(batch))
+            sent = loop.time()
             by_handle = {sequence.id: sequence for sequence in batch}
             try:
                 done = await answer
+                seconds = loop.time() - sent
                 self._check_answer(by_handle, step, done)
             except TokenflowError as error:
                 await worker.fail(error)
+                self._batching.ended(self.model.code)
                 self._lost(batch, step, error)
                 return
+            self._batching.ended(self.model.code)
             self._held.answered()
             self._settle_all(by_handle, done)
-            self._run.append((step, done))
+            self._run.append((step, done, seconds))
+            # After the next step of this model, and after the peers have had their turn.
+            loop.call_soon(self._tell)
 
     def _isolate(self, batch: list[Sequence]) -> list[Sequence]:
         """Those who were there when worker after worker died run alone, until it is seen of whom."""
@@ -231,8 +226,9 @@ class ModelActor:
     def _tell(self) -> None:
         """What need not happen between a reply and the next step."""
         run, self._run = self._run, []
-        for step, done in run:
-            self._count(done)
+        for step, done, seconds in run:
+            self.counters.count(done)
+            self._batching.ran(self.model.code, step, done, seconds)
             self._system.observe(self.model.name, step, done)
         news, self._news = self._news, []
         for sequence in news:
@@ -261,11 +257,14 @@ class ModelActor:
                 self._take_back(sequence, row.position)
                 # This model's worker has taken them back already.
                 self._held.truncated(sequence, row.position)
+            final = sequence.final
             reason = sequence.confirm() if self.model.config.verify else None
             if reason is not None:
                 self._system.finish(sequence, reason)
                 continue
             self._settle(sequence, row)
+            to = sequence.holder if sequence.phase is Phase.ACTIVE else None
+            self._batching.moved(self.model.code, to, sequence.final - final)
         self._news.extend(batch.values())
 
     def _current(self, sequence: Sequence, epoch: int) -> bool:
@@ -368,14 +367,3 @@ class ModelActor:
             f"{sequence.output_tokens}, and {sequence.taken_back} were since one last became final: the "
             "request would bounce for ever; it must take back less than is written in between"
         )
-
-    def _count(self, done: StepDone) -> None:
-        counters, seconds = self.counters, done.ended - done.started
-        counters.steps += 1
-        counters.rows += len(done.rows)
-        counters.computed_tokens += done.computed
-        counters.cached_tokens += done.cached
-        counters.forward_s += done.forward_s
-        counters.step_s += seconds
-        if done.rows:
-            counters.step_average_s += 0.1 * (seconds - counters.step_average_s)

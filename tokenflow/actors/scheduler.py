@@ -5,29 +5,43 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from tokenflow.planner.policy import Snapshot, StartPolicy, Thresholds, eager
+from tokenflow.planner.policy import Snapshot, Thresholds, eager
+
+if TYPE_CHECKING:
+    from tokenflow.planner import Lookahead
 
 
 class Scheduler:
-    """Answers every model's question whether its batch may start now.
+    """Answers every idle model's question whether its batch may start.
 
-    It knows how many requests wait at each model, how many run, and when they should be back.
+    Models are told apart by index.  It knows how many requests wait at each and how many run; the policy says
+    how long that takes.
 
-    :param step_ms: expected milliseconds of a step, by index of the model and batch size.
     :param waiting: how many requests wait at each model.
     """
 
     def __init__(self, size: int, waiting: Callable[[], Sequence[int]]) -> None:
-        self.policy: StartPolicy = eager(size)
+        self.policy: Thresholds | Lookahead = eager(size)
         self._waiting = waiting
         self._running = [0] * size
-        self._ends = [0.0] * size
+        self._started = [0.0] * size
 
-    def began(self, index: int, batch: int, expected_s: float) -> None:
-        """A batch of model ``index`` started, and should take so long."""
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether what happens at one model may let another one start."""
+        return not isinstance(self.policy, Thresholds)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any model runs."""
+        return any(self._running)
+
+    def began(self, index: int, batch: int) -> None:
+        """A batch of model ``index`` started."""
         self._running[index] = batch
-        self._ends[index] = asyncio.get_running_loop().time() + expected_s
+        self._started[index] = asyncio.get_running_loop().time()
 
     def ended(self, index: int) -> None:
         """Model ``index`` is idle."""
@@ -35,9 +49,13 @@ class Scheduler:
 
     def hold_s(self, index: int) -> float:
         """How long idle model ``index`` had better wait: 0 to start now, infinite until something happens."""
-        if isinstance(self.policy, Thresholds):
-            return 0.0 if self._waiting()[index] >= self.policy.values[index] else math.inf
+        policy, waiting = self.policy, self._waiting()
+        if isinstance(policy, Thresholds):
+            return 0.0 if waiting[index] >= policy.thresholds[index] else math.inf
         now = asyncio.get_running_loop().time()
-        residual_ms = [(end - now) * 1e3 for end in self._ends]
-        decision = self.policy.decide(Snapshot(self._waiting(), self._running, residual_ms))
+        residual_ms = [
+            policy.expected_ms(i, batch) - (now - self._started[i]) * 1e3 if batch else 0.0
+            for i, batch in enumerate(self._running)
+        ]
+        decision = policy.decide(Snapshot(waiting, self._running, residual_ms))
         return 0.0 if index in decision.start else decision.ask_again_ms / 1e3

@@ -31,7 +31,7 @@ def model_statuses(
             condition=actor.supervisor.condition.value,
             restarts=actor.supervisor.restarts,
             threshold=actor.threshold,
-            waiting=actor.ready,
+            waiting=actor.waiting,
             pending=pending[code],
             kv_used=used,
             kv_capacity=capacity,

@@ -19,19 +19,18 @@ from anyio.abc import TaskGroup
 
 from tokenflow.actors import nursery
 from tokenflow.actors.admission import Admission, QueueLimits
+from tokenflow.actors.batching import Batching
 from tokenflow.actors.budgets import Budgets
 from tokenflow.actors.child import Launch, spawn
 from tokenflow.actors.handshake import Handshake
 from tokenflow.actors.ledger import Ledger, Pool
 from tokenflow.actors.model import ModelActor
 from tokenflow.actors.nursery import Nursery
-from tokenflow.actors.poll import Poller
 from tokenflow.actors.scoring import Scoring
 from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.shares import Shares
 from tokenflow.actors.status import model_statuses
 from tokenflow.actors.supervisor import Condition, Supervisor
-from tokenflow.actors.thresholds import feasible
 from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
 from tokenflow.errors import RequestCancelled, RequestTimeout, RouterClosed, TokenflowError, WorkerDied
@@ -77,8 +76,8 @@ class ActorSystem:
         self._nursery = Nursery()
         self._left = {model.code for model in self._models}
         self._ledger = Ledger({})
-        self._poller: Poller | None = None
         self._admission = Admission(queue_limits)
+        self.batching = Batching(recipe, self.actors)
         self._queue: deque[Sequence] = deque()
         self._alarms: dict[int, asyncio.TimerHandle] = {}
         self._active: dict[int, Sequence] = {}
@@ -137,14 +136,16 @@ class ActorSystem:
         }
         self._ledger = Ledger(pools)
         self.context_length = min(facts.context_length for facts in ready)
-        poll = settings().poll
-        if poll or (poll is None and all(facts.device != "cpu" for facts in ready)):
-            self._poller = Poller(lambda: any(supervisor.busy for supervisor in self._supervisors))
         for model, supervisor in zip(self._models, self._supervisors, strict=True):
-            actor = ModelActor(self.recipe, model, supervisor, self, pools[model.name].slots)
+            slots = pools[model.name].slots
+            actor = ModelActor(self.recipe, model, supervisor, self, self.batching, slots)
             self.actors[model.code] = actor
             tasks.start_soon(actor.decode_loop, name=f"{model.name}.decode")
             tasks.start_soon(supervisor.keep_alive, tasks, name=f"{model.name}.supervisor")
+        poll = settings().poll
+        if poll is None:  # where models compute on the CPU, the cores are needed for them
+            poll = all(facts.device != "cpu" for facts in ready)
+        self.batching.start(tasks, self._ledger.slots, poll)
 
     async def stop(self, grace_s: float) -> None:
         """Abort open requests and stop every worker, in reverse order of their start.
@@ -225,6 +226,7 @@ class ActorSystem:
     def deliver(self, sender: int, peer: int, sequence: Sequence, request: PeerReq) -> None:
         """Pass a hand-off from the actor of model ``sender`` to that of model ``peer``."""
         self.actors[peer].receive(sender, sequence, request)
+        self.batching.handed_over(self._active.values())
 
     def rewind(self, sequence: Sequence, length: int) -> None:
         """Take back all but the first ``length`` tokens of a request, everywhere."""
@@ -257,16 +259,11 @@ class ActorSystem:
         self._release(sequence)
         sequence.end(reason, error)
         self._admit()
-        self._set_thresholds()
+        self._follow()
 
     def slowest_step_s(self) -> float:
         """Typical duration of the slowest model's step."""
         return max(actor.counters.step_average_s for actor in self.actors.values())
-
-    def began(self) -> None:
-        """A step was sent to a worker."""
-        if self._poller is not None:
-            self._poller.start()
 
     def observe(self, model: str, step: Step, done: StepDone) -> None:
         """A step was run."""
@@ -290,7 +287,7 @@ class ActorSystem:
             sequence.phase = Phase.ACTIVE
             sequence.admitted_at = sequence.admitted_at or time.monotonic()
             self._active[sequence.id] = sequence
-            self._set_thresholds()
+            self._follow()
             self.actors[sequence.holder].admit(sequence)
 
     def _expire(self, sequence: Sequence, seconds: float) -> None:
@@ -302,7 +299,7 @@ class ActorSystem:
         sequence.phase = Phase.QUEUED
         sequence.epoch += 1
         self._queue.appendleft(sequence)
-        self._set_thresholds()
+        self._follow()
 
     def _release(self, sequence: Sequence) -> None:
         self._active.pop(sequence.id, None)
@@ -310,19 +307,16 @@ class ActorSystem:
         for actor in self.actors.values():
             actor.forget(sequence)
 
-    def _set_thresholds(self) -> None:
-        """Thresholds of the models that are left; nobody waits for company that a dead worker keeps away."""
-        names = {actor.model.name: actor for code, actor in self.actors.items() if code in self._left}
-        whole = all(actor.supervisor.condition is Condition.READY for actor in names.values())
-        wanted = {name: self.recipe.batching.thresholds.get(name, 1) if whole else 1 for name in names}
-        for name, threshold in feasible(wanted, self.active).items():
-            names[name].set_threshold(threshold)
+    def _follow(self) -> None:
+        left = [actor for code, actor in self.actors.items() if code in self._left]
+        whole = all(actor.supervisor.condition is Condition.READY for actor in left)
+        self.batching.follow(self._active.values(), whole)
 
     def _changed(self, supervisor: Supervisor) -> None:
         """A model's worker is ready, is being replaced, or is given up."""
         if supervisor.condition is Condition.DOWN:
             self._give_up(supervisor)
-        self._set_thresholds()
+        self._follow()
 
     def _give_up(self, supervisor: Supervisor) -> None:
         """Go on without a model, or end everything, as the recipe says."""

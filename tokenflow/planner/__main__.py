@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 
 from tokenflow.planner.job import read_job, work, write_planned
 
+_NICE = 5
+_PATIENCE_S = 2
+"""So long it does without, on a machine that is busy all the time; then it takes a small share."""
+
 
 def main() -> None:
     """Do the job."""
-    _step_back()
+    os.nice(_NICE)
+    if hasattr(os, "SCHED_IDLE"):
+        _schedule(os.SCHED_IDLE)
+        signal.signal(signal.SIGALRM, lambda *_: _schedule(os.SCHED_OTHER))
+        signal.alarm(_PATIENCE_S)
     for planned in work(read_job(sys.stdin.readline())):
         sys.stdout.write(write_planned(planned) + "\n")
         sys.stdout.flush()
 
 
-def _step_back() -> None:
-    os.nice(19)
-    if hasattr(os, "SCHED_IDLE"):
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+def _schedule(policy: int) -> None:
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 if __name__ == "__main__":

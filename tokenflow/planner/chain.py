@@ -117,7 +117,7 @@ def thresholds_starter(candidates: Sequence[Sequence[int]]) -> Starter:
 def policy_starter(clock: Clock, policy: StartPolicy) -> Starter:
     """Any policy, as the only candidate; it is asked state by state."""
     if isinstance(policy, Thresholds):
-        return thresholds_starter([policy.values])
+        return thresholds_starter([policy.thresholds])
 
     quantum_ms = clock.model.quantum_ms
 

@@ -62,7 +62,7 @@ class Lookahead:
         """Decide for the fastest model first; what it starts counts as running for the slower ones."""
         queued, running = list(snapshot.queued), list(snapshot.running)
         residual = [
-            left if left > 0 else max(-left, _LATE * self._latency_ms(i, b))
+            left if left > 0 else max(-left, _LATE * self.expected_ms(i, b))
             for i, (b, left) in enumerate(zip(running, snapshot.residual_ms, strict=True))
         ]
         start: list[int] = []
@@ -93,7 +93,7 @@ class Lookahead:
             return 0.0
         duration = step[waiting]
         others = [
-            (residual_ms[j], self._latency_ms(j, b), b * self.routing[j][model], self.routing[j][j])
+            (residual_ms[j], self.expected_ms(j, b), b * self.routing[j][model], self.routing[j][j])
             for j, b in enumerate(running)
             if b and j != model and residual_ms[j] < duration and self.routing[j][model] > 0
         ]
@@ -110,7 +110,7 @@ class Lookahead:
                 return end
         return 0.0
 
-    def _latency_ms(self, model: int, batch: int) -> float:
+    def expected_ms(self, model: int, batch: int) -> float:
         """Latency of a running batch, which may be larger than any new one when requests were withdrawn."""
         return self.step_ms[model][min(batch, self.limits[model])]
 

@@ -43,13 +43,16 @@ class StartPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Delayed batching (TokenRouter, arXiv 2610.12242, section 4): model i starts when ``values[i]`` wait."""
+    """Delayed batching (TokenRouter, arXiv 2610.12242, section 4): a model starts when its threshold is met.
 
-    values: tuple[int, ...]
+    :param thresholds: fewest requests of a batch, per model.
+    """
+
+    thresholds: tuple[int, ...]
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Start every idle model whose threshold is reached."""
-        waiting = zip(snapshot.queued, snapshot.running, self.values, strict=True)
+        waiting = zip(snapshot.queued, snapshot.running, self.thresholds, strict=True)
         return Decision(tuple(i for i, (k, b, least) in enumerate(waiting) if not b and k >= least))
 
 

@@ -85,13 +85,34 @@ def replay(
     :param routes: one per request; at least ``concurrency``.
     :raises PlanError: for routes or arguments that do not fit.
     """
+    return _replayed(model, policy, routes, concurrency, seed).measure(model, skip=0)
+
+
+def replay_timeline(
+    model: RoutingModel,
+    policy: StartPolicy,
+    routes: Sequence[Route],
+    concurrency: int,
+    *,
+    seed: int = 0,
+) -> tuple[FloatArray, FloatArray]:
+    """What :func:`replay` simulates, instant by instant: milliseconds, and the tokens committed until then.
+
+    :raises PlanError: as :func:`replay`.
+    """
+    log = _replayed(model, policy, routes, concurrency, seed)
+    return np.array(log.quanta) * model.quantum_ms, np.array(log.tokens)
+
+
+def _replayed(
+    model: RoutingModel, policy: StartPolicy, routes: Sequence[Route], concurrency: int, seed: int
+) -> _Log:
     concurrency = check_concurrency(concurrency)
     if len(routes) < concurrency:
         raise PlanError(f"{concurrency} requests at a time need as many routes, got {len(routes)}")
     recorded = [iter(check_route(model, number, route)) for number, route in enumerate(routes)]
     latencies = _latencies(model, concurrency, seed)
-    log = _run(model, policy, recorded[:concurrency], iter(recorded[concurrency:]), latencies, None)
-    return log.measure(model, skip=0)
+    return _run(model, policy, recorded[:concurrency], iter(recorded[concurrency:]), latencies, None)
 
 
 class _Log:

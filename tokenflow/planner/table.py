@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tokenflow.planner.lookahead import Lookahead
 from tokenflow.planner.model import RoutingModel
-from tokenflow.planner.policy import StartPolicy, Thresholds, feasible
+from tokenflow.planner.policy import Thresholds, feasible
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,9 @@ class Planned:
 class PolicyTable:
     """Start policies for any concurrency.
 
-    Thresholds grow about linearly with the concurrency (``docs/planner.md``), so those between two planned
-    concurrencies lie on the line between theirs, and those beyond the largest grow in its proportion.
+    Thresholds grow about linearly with the concurrency (``docs/planner.md``), from 1 for a single request.
+    So those between two planned concurrencies lie on the line between theirs, and those beyond the largest
+    on the line through its own.
     """
 
     def __init__(self, model: RoutingModel, planned: Iterable[Planned]) -> None:
@@ -39,27 +40,24 @@ class PolicyTable:
         self.model = model
         self.planned = tuple(found[key] for key in sorted(found))
         self._keys = sorted(found)
-        self._policies: dict[int, StartPolicy] = {}
+        self._policies: dict[int, Thresholds | Lookahead] = {}
 
-    def at(self, concurrency: int) -> StartPolicy:
+    def at(self, concurrency: int) -> Thresholds | Lookahead:
         """The policy for so many requests; its thresholds can always be met."""
         if concurrency not in self._policies:
             self._policies[concurrency] = self._make(max(concurrency, 1))
         return self._policies[concurrency]
 
-    def _make(self, concurrency: int) -> StartPolicy:
+    def _make(self, concurrency: int) -> Thresholds | Lookahead:
         at = min(bisect_left(self._keys, concurrency), len(self._keys) - 1)
         above, below = self.planned[at], self.planned[max(at - 1, 0)]
         if concurrency > above.concurrency:
-            values = [b * concurrency / above.concurrency for b in above.thresholds]
-        elif concurrency == above.concurrency:
-            values = list(above.thresholds)
-        else:
-            share = (concurrency - below.concurrency) / (above.concurrency - below.concurrency)
-            values = [
-                low + (high - low) * share
-                for low, high in zip(below.thresholds, above.thresholds, strict=True)
-            ]
+            below = self.planned[0]
+        span = above.concurrency - below.concurrency
+        share = (concurrency - below.concurrency) / span if span else 0.0
+        values = [
+            low + (high - low) * share for low, high in zip(below.thresholds, above.thresholds, strict=True)
+        ]
         thresholds = feasible(self._within_limits(values, concurrency), concurrency)
         if above.lookahead and concurrency > 1:
             return Lookahead.of(self.model, concurrency, thresholds)

@@ -30,7 +30,7 @@ import uvicorn
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.load import load_recipe
 from tokenflow.errors import RecipeError, TokenflowError
-from tokenflow.loop import loop_factory
+from tokenflow.eventloop import new_event_loop
 from tokenflow.server.app import create_app
 from tokenflow.server.gateway import access
 from tokenflow.server.options import OptionError, Options, options
@@ -54,7 +54,7 @@ def serve(args: argparse.Namespace) -> int:
         chosen = options(args)
         _log(chosen)
         recipe = limited(load_recipe(args.recipe, args.overrides), chosen.max_model_len)
-        with listening(chosen) as (sock, address), asyncio.Runner(loop_factory=loop_factory()) as runner:
+        with listening(chosen) as (sock, address), asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_serve(recipe, chosen, sock, address))
     except RecipeError:
         raise

@@ -1,0 +1,160 @@
+"""Planning while serving: when what is measured has moved, batches are planned again, in another process."""
+
+from __future__ import annotations
+
+import logging
+import math
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from tokenflow.actors.meter import Meter
+from tokenflow.dsl.ir import Policy
+from tokenflow.settings import worker_environment
+
+if TYPE_CHECKING:
+    from tokenflow.planner import Planned, PolicyTable, RoutingModel
+    from tokenflow.planner.job import Job, Kind
+
+_COMMAND = (sys.executable, "-P", "-m", "tokenflow.planner")
+_TICK_S = 0.5
+_PAUSE_S = 2.0
+"""So long what was planned may show its effect, before it is planned again."""
+_GRID = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_MOST = {1: 64, 2: 64, 3: 16}
+_MOST_OF_MANY = 8
+"""The largest concurrency that is planned, by the number of models: beyond, thresholds are extrapolated."""
+_BEYOND = 1.25
+_LONGEST_LINE = 1 << 20
+_KINDS: dict[Policy, Kind] = {"planned": "static", "lookahead": "lookahead", "auto": "best"}
+
+log = logging.getLogger("tokenflow.planning")
+
+
+class Planning:
+    """Keeps a table of start policies in step with the load.
+
+    :param policy: of the recipe: ``planned`` plans once, with what is assumed; the others measure.
+    :param meter: what is measured.
+    :param assumed: says what is planned with until enough was measured; nothing if the recipe does not know.
+    :param active: how many requests are active now.
+    :param slots: how many there can be.
+    :param apply: takes every new table.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        meter: Meter,
+        assumed: Callable[[], RoutingModel | None],
+        active: Callable[[], int],
+        slots: int,
+        apply: Callable[[PolicyTable], None],
+    ) -> None:
+        self._kind = _KINDS[policy]
+        self._measures = policy != "planned"
+        self._meter = meter
+        self._assumed = assumed
+        self._active = active
+        self._most = min(_MOST.get(meter.size, _MOST_OF_MANY), slots)
+        self._apply = apply
+        self._planned: RoutingModel | None = None
+        self._covered = 0
+        self._not_before = 0.0
+        self._running = anyio.CancelScope()
+
+    async def run(self) -> None:
+        """Plan with what is assumed, then whenever the load has moved; for ever."""
+        # numpy takes a moment to import, which nobody's tokens should wait for.
+        await to_thread.run_sync(import_module, "tokenflow.planner.table", abandon_on_cancel=True)
+        async with anyio.create_task_group() as tasks:
+            if (assumed := self._assumed()) is not None:
+                tasks.start_soon(self._plan, assumed, [n for n in _GRID if n <= self._most])
+            while self._measures:
+                await anyio.sleep(_TICK_S)
+                if (model := self._news()) is not None:
+                    tasks.start_soon(self._plan, model, self._order())
+
+    def _news(self) -> RoutingModel | None:
+        """What to plan with now, if anything has changed."""
+        self._meter.fold()
+        if self._active() < 2 or self._meter.missing or anyio.current_time() < self._not_before:
+            return None
+        model = self._meter.model()
+        grown = min(self._active(), self._most) > self._covered * _BEYOND
+        if self._planned is None or grown or _moved(self._planned, model, self._active()):
+            return model
+        return None
+
+    def _order(self) -> list[int]:
+        """What is planned: the present concurrency first, then less, so that a falling load finds a plan."""
+        first = min(self._active(), self._most)
+        return [first, *(n for n in reversed(_GRID) if n < first)]
+
+    async def _plan(self, model: RoutingModel, order: Sequence[int]) -> None:
+        """Plan in this order; each plan holds as soon as it is found.  It takes the place of an older one."""
+        from tokenflow.planner import Planned, PolicyTable
+        from tokenflow.planner.job import Job
+
+        log.debug("planning with %s", model)
+        self._running.cancel()
+        self._planned, self._covered, self._not_before = model, max(order), math.inf
+        began, found = anyio.current_time(), list[Planned]()
+        with anyio.CancelScope() as self._running:
+            async for planned in _planned(Job(model, tuple(order), self._kind)):
+                log.debug("%s", planned)
+                found.append(planned)
+                self._apply(PolicyTable(model, found))
+                self._pause(began)
+            self._pause(began)
+
+    def _pause(self, began: float) -> None:
+        """However long planning has taken, so much time at least is left to what it was done for."""
+        now = anyio.current_time()
+        self._not_before = min(self._not_before, now + max(_PAUSE_S, now - began))
+
+
+async def _planned(job: Job) -> AsyncIterator[Planned]:
+    """What another process plans, line by line; it ends with this iteration."""
+    from tokenflow.planner.job import read_planned, write_job
+
+    process = await anyio.open_process(
+        _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, env=worker_environment(1)
+    )
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        await process.stdin.send(write_job(job).encode() + b"\n")
+        lines = BufferedByteReceiveStream(process.stdout)
+        for _ in job.concurrency:
+            line = await lines.receive_until(b"\n", _LONGEST_LINE)
+            yield read_planned(line.decode())
+    except (anyio.IncompleteRead, anyio.BrokenResourceError):
+        log.warning("planning failed: batches start as before")
+    finally:
+        await _end(process)
+
+
+async def _end(process: Process) -> None:
+    with anyio.CancelScope(shield=True):
+        if process.returncode is None:
+            process.kill()
+        await process.aclose()
+
+
+def _moved(before: RoutingModel, now: RoutingModel, active: int) -> bool:
+    """Whether two models differ by more than chance and little enough to matter."""
+    for i in range(now.size):
+        for p, q in zip(before.routing[i], now.routing[i], strict=True):
+            if abs(p - q) > max(0.01, min(0.03, 0.25 * max(p, q))):
+                return True
+        for batch in {1, max(1, active // 2), active}:
+            if abs(now.step_ms(i, batch) / before.step_ms(i, batch) - 1) > 0.1:
+                return True
+    return False
