@@ -56,6 +56,12 @@ def check_known_ids(params: SamplingParams, limit: int) -> None:
                 )
 
 
+def check_timeout(seconds: float | None) -> None:
+    """A timeout, if any, is a positive number; :raises InvalidRequest: if not."""
+    if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+        raise InvalidRequest(f"timeout must be a positive number of seconds, got {seconds!r}", "timeout")
+
+
 def param_values(known: Mapping[str, float], given: Mapping[str, float] | None) -> tuple[float, ...]:
     """The value of every recipe parameter in recipe order; :raises InvalidRequest: for what is none."""
     given = {} if given is None else given

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from tokenflow.prompts import (
     Prompt,
     check_endpoints,
     check_known_ids,
+    check_timeout,
     encode,
     param_values,
     sampling_params,
@@ -220,8 +220,7 @@ class Router:
         system, _ = self._running()
         settings = sampling_params(sampling, self.recipe.sampling)
         values = param_values(self.recipe.params, params)
-        if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
-            raise InvalidRequest(f"timeout must be a positive number of seconds, got {timeout!r}", "timeout")
+        check_timeout(timeout)
         only = self._code_of(member) if member is not None else 0
         return Response(system, partial(self._open, prompt, settings, values, only, timeout))
 
@@ -356,12 +355,12 @@ class Router:
         only: int,
         timeout_s: float | None,
     ) -> tuple[Request, Reader]:
-        _, members = self._running()
+        system, members = self._running()
         tokens = await self.encode(prompt)
         check_known_ids(sampling, members.vocab_limit)
         names = [model.name for model in self.recipe.models if only in (0, model.code)]
         check_endpoints(sampling, {n: e for n, e in members.endpoints.items() if n in names})
-        limits = self._limits(len(tokens), sampling, timeout_s)
+        limits = Limits.within(system.longest, len(tokens), sampling, members.eos_token_ids, timeout_s)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         reader = Reader(members.tokenizer, sampling)
         request = Request(
@@ -378,32 +377,6 @@ class Router:
             step_end=None if only else self._step_end,
         )
         return request, reader
-
-    def _limits(self, prompt_tokens: int, sampling: SamplingParams, timeout_s: float | None) -> Limits:
-        assert self._system is not None and self._members is not None
-        longest = self._system.longest
-        room = longest - prompt_tokens
-        if room < 1:
-            raise ContextTooLong(
-                f"the prompt has {prompt_tokens} tokens, but the recipe's smallest context or KV cache holds "
-                f"{longest}, one of them for the response",
-                "prompt",
-            )
-        if sampling.max_tokens is not None and sampling.max_tokens > room:
-            raise ContextTooLong(
-                f"the prompt's {prompt_tokens} tokens and max_tokens {sampling.max_tokens} exceed the "
-                f"recipe's smallest context or KV cache of {longest}; at most {room} tokens can follow",
-                "max_tokens",
-            )
-        if sampling.min_tokens > room:
-            raise ContextTooLong(
-                f"min_tokens {sampling.min_tokens} exceeds what fits after the prompt, {room} tokens",
-                "min_tokens",
-            )
-        stop_ids = set(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            stop_ids.update(self._members.eos_token_ids)
-        return Limits(sampling.max_tokens or room, frozenset(stop_ids), timeout_s)
 
     def _first(self, seed: int, choice: int, params: tuple[float, ...]) -> int:
         """Code of the model that writes the first token; in an ensemble it is drawn as all others are."""

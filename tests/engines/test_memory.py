@@ -33,10 +33,9 @@ def test_weights_and_cache_are_what_the_engine_really_takes(config: ModelConfig)
     (share,) = claim(config).shares
     engine = TorchEngine(config)
     weights = engine._weights
-    layers = [
-        tensor for layer in weights.layers for tensor in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    ]
-    held = sum(tensor.nbytes for tensor in (weights.embed, weights.head, *layers))
+    matrices = [m for layer in weights.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    tensors = [weights.embed, *(matrix._weight for matrix in (weights.head, *matrices))]
+    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     assert 0 <= share.weights - held < 0.05 * held
     assert share.token == 2 * 2 * 2 * 16 * 4
     assert engine.info.kv_capacity == alone(claim(config)) == 3 * CONTEXT

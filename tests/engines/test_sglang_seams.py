@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tokenflow.engines.sglang.load import server_arguments
 from tokenflow.engines.sglang.seams import CALLS, changes_of, check_seams, require_sglang
@@ -94,6 +96,7 @@ def test_every_argument_that_is_given_is_checked(tmp_path: Path) -> None:
         "max_position_embeddings": 256,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     model = ModelConfig(path=str(tmp_path), max_requests=8)
     for device in ("cpu", "cuda"):
         given = server_arguments(model, device, cuda_graphs=True, load_format="safetensors")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import enum
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from tokenflow.actors.steps import StepEnd
-from tokenflow.errors import TokenflowError
+from tokenflow.errors import ContextTooLong, TokenflowError
 from tokenflow.types import FinishReason, SamplingParams
 from tokenflow.wire.messages import RowDone
 
@@ -49,6 +50,42 @@ class Limits:
     max_tokens: int
     stop_ids: frozenset[int]
     timeout_s: float | None = None
+
+    @classmethod
+    def within(
+        cls,
+        longest: int,
+        prompt_tokens: int,
+        sampling: SamplingParams,
+        eos_token_ids: Iterable[int],
+        timeout_s: float | None,
+    ) -> Limits:
+        """The limits of a request whose prompt and output may have ``longest`` tokens together.
+
+        :raises ContextTooLong: if the prompt leaves no room for what is asked.
+        """
+        room = longest - prompt_tokens
+        if room < 1:
+            raise ContextTooLong(
+                f"the prompt has {prompt_tokens} tokens, but the recipe's smallest context or KV cache holds "
+                f"{longest}, one of them for the response",
+                "prompt",
+            )
+        if sampling.max_tokens is not None and sampling.max_tokens > room:
+            raise ContextTooLong(
+                f"the prompt's {prompt_tokens} tokens and max_tokens {sampling.max_tokens} exceed the "
+                f"recipe's smallest context or KV cache of {longest}; at most {room} tokens can follow",
+                "max_tokens",
+            )
+        if sampling.min_tokens > room:
+            raise ContextTooLong(
+                f"min_tokens {sampling.min_tokens} exceeds what fits after the prompt, {room} tokens",
+                "min_tokens",
+            )
+        stop_ids = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stop_ids.update(eos_token_ids)
+        return cls(sampling.max_tokens or room, frozenset(stop_ids), timeout_s)
 
 
 @dataclass(eq=False, slots=True)
