@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from tokenflow import hub
 from tokenflow.delimiters import resolve_texts
-from tokenflow.dsl.ir import RecipeIR
+from tokenflow.dsl.ir import ModelIR, RecipeIR
+from tokenflow.errors import InvalidRequest
 from tokenflow.text.bytes import byte_tokenizer
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.vocabulary import require_same_vocabulary
@@ -39,6 +40,34 @@ class Members:
     eos_token_ids: tuple[int, ...]
     fingerprints: Mapping[str, str]
     endpoints: Mapping[str, EndpointConfig]
+
+    def model(self, name: str) -> ModelIR:
+        """The model that a request names; :raises InvalidRequest: if requests cannot come to such a one."""
+        names = self.recipe.reachable()
+        if name not in names:
+            raise InvalidRequest(
+                f"recipe {self.recipe.name!r} has no model {name!r}; it has: {', '.join(names)}", "member"
+            )
+        return self.recipe.model(name)
+
+    def scorer(self, name: str | None) -> ModelIR:
+        """The model that scores prompts: that of this name, else the recipe's ``scorer``, or its only model.
+
+        :raises InvalidRequest: if there is none, or none that could.
+        """
+        names = self.recipe.reachable()
+        chosen = name or self.recipe.scorer or (names[0] if len(names) == 1 else "")
+        if not chosen:
+            raise InvalidRequest(
+                f"recipe {self.recipe.name!r} does not say which model scores prompts; "
+                f'add "scorer: <model>" to it (models: {", ".join(names)})',
+                "logprobs",
+            )
+        if chosen in self.recipe.simulated:
+            raise InvalidRequest(
+                f"model {chosen!r} is simulated, so it has nothing to score with", "logprobs"
+            )
+        return self.model(chosen)
 
 
 def load_members(recipe: RecipeIR) -> Members:

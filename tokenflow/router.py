@@ -217,11 +217,11 @@ class Router:
         Takes and raises what :meth:`generate` does, a wrong prompt at the first event.  Breaking out of
         the loop and dropping the response, or leaving ``async with router.stream(...)``, cancels it.
         """
-        system, _ = self._running()
+        system, members = self._running()
         settings = sampling_params(sampling, self.recipe.sampling)
         values = param_values(self.recipe.params, params)
         check_timeout(timeout)
-        only = self._code_of(member) if member is not None else 0
+        only = members.model(member).code if member is not None else 0
         return Response(system, partial(self._open, prompt, settings, values, only, timeout))
 
     async def encode(
@@ -264,18 +264,9 @@ class Router:
         """
         system, members = self._running()
         system.require_running()
-        name = member or self.recipe.scorer or (self.models[0] if len(self.models) == 1 else "")
-        if not name:
-            raise InvalidRequest(
-                f"recipe {self.recipe.name!r} does not say which model scores prompts; "
-                f'add "scorer: <model>" to it (models: {", ".join(self.models)})',
-                "logprobs",
-            )
         if not 0 <= top <= MAX_TOP_LOGPROBS:
             raise InvalidRequest(f"top must be between 0 and {MAX_TOP_LOGPROBS}, got {top}", "logprobs")
-        code = self._code_of(name)
-        if name in self.recipe.simulated:
-            raise InvalidRequest(f"model {name!r} is simulated, so it has nothing to score with", "logprobs")
+        scorer = members.scorer(member)
         tokens = await self.encode(prompt)
         if len(tokens) > system.longest:
             raise ContextTooLong(
@@ -283,8 +274,10 @@ class Router:
                 f"{system.longest}",
                 "prompt",
             )
-        scored = await system.scoring.score(system.actors[code], tokens, top) if len(tokens) > 1 else None
-        work = partial(scored_tokens, members.tokenizer, name, tokens, scored)
+        scored = (
+            await system.scoring.score(system.actors[scorer.code], tokens, top) if len(tokens) > 1 else None
+        )
+        work = partial(scored_tokens, members.tokenizer, scorer.name, tokens, scored)
         return await to_thread.run_sync(work) if len(tokens) > _LONG_PROMPT else work()
 
     async def generate_many(
@@ -338,14 +331,6 @@ class Router:
         if self._system is None or self._members is None:
             raise RouterClosed("the router is not running: use it inside 'async with Router(...) as router'")
         return self._system, self._members
-
-    def _code_of(self, member: str) -> int:
-        if member not in self.models:
-            raise InvalidRequest(
-                f"recipe {self.recipe.name!r} has no model {member!r}; it has: {', '.join(self.models)}",
-                "member",
-            )
-        return self.recipe.model(member).code
 
     async def _open(
         self,
