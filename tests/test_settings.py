@@ -57,3 +57,18 @@ def test_a_worker_uses_only_the_threads_it_is_given(monkeypatch: pytest.MonkeyPa
     environment = worker_environment(2)
     assert {environment[name] for name in environment if name.endswith("NUM_THREADS")} == {"2"}
     assert environment["KEPT"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.check=3", "glibc.malloc.check=3:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_a_worker_asks_for_huge_pages_unless_told_otherwise(
+    given: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", given)
+    assert worker_environment(1)["GLIBC_TUNABLES"] == expected

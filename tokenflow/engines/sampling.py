@@ -6,6 +6,7 @@ beside it.  The logits are never written to: routing signals are taken from them
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -148,10 +149,12 @@ def unusable_rows(logits: Tensor, vocab_limit: int) -> list[int]:
     Those are rows with NaN or +infinity anywhere, or without a finite value below ``vocab_limit``; -infinity
     for some tokens is fine.
     """
-    good = logits[:, :vocab_limit].amax(-1).isfinite()
+    best: list[float] = logits[:, :vocab_limit].amax(-1).tolist()
+    unusable = {row for row, value in enumerate(best) if not math.isfinite(value)}
     if vocab_limit < logits.shape[1]:
-        good &= logits[:, vocab_limit:].amax(-1) < float("inf")
-    return [row for row, fine in enumerate(good.tolist()) if not fine]
+        padding: list[float] = logits[:, vocab_limit:].amax(-1).tolist()
+        unusable |= {row for row, value in enumerate(padding) if not value < math.inf}
+    return sorted(unusable)
 
 
 def _change(row: Tensor, amounts: Mapping[int, float], change: Callable[[Tensor, Tensor], Tensor]) -> None:

@@ -5,6 +5,7 @@ Called with the rows that got a token; every per-token fact comes from the row's
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,10 @@ class Route:
         def column(values: Sequence[object], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 
+        def whole(values: Sequence[int]) -> Tensor:
+            # Several times faster than torch.tensor, in every step of every model.
+            return torch.frombuffer(array("q", values), dtype=torch.int64).to(device)
+
         def needed(name: str) -> bool:
             return everything or name in rules.signals
 
@@ -100,9 +105,9 @@ class Route:
         states = [resident.state or blank for resident in residents] if rules.state else None
         return Signals(
             logits=logits,
-            tokens=column(tokens, torch.int64),
-            positions=None if positions is None else column(positions, torch.int64),
-            run_lengths=None if runs is None else column(runs, torch.int64),
+            tokens=whole(tokens),
+            positions=None if positions is None else whole(positions),
+            run_lengths=None if runs is None else whole(runs),
             params=params,
             excluded=self._excluded,
             draws=None if draws is None else column(draws, torch.float64),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tokenflow.engines.base import EngineInfo, Extend, Opened, Scores, StepOutput
@@ -94,7 +93,7 @@ class TorchEngine:
         plan = self._cache.plan(feeds)
         wanted = _wanted(extends, plan, self._device)
         return self._run(
-            self._cache, plan, wanted, lambda hidden: StepOutput(F.linear(hidden, self._weights.head), hidden)
+            self._cache, plan, wanted, lambda hidden: StepOutput(self._weights.head(hidden), hidden)
         )
 
     def length(self, slot: int) -> int:
@@ -157,7 +156,7 @@ class TorchEngine:
         rows = max(1, _SCORE_LOGITS // self._spec.vocab_size)
         for start in range(0, len(hidden), rows):
             wanted = targets[start : start + rows]
-            logprobs = F.linear(hidden[start : start + rows], self._weights.head).float().log_softmax(-1)
+            logprobs = self._weights.head(hidden[start : start + rows]).float().log_softmax(-1)
             best = logprobs.topk(top, -1)
             parts.append((logprobs.gather(1, wanted[:, None])[:, 0], best.indices, best.values))
         return parts

@@ -32,14 +32,14 @@ def forward(
         mixed = attend(qkv[:, : spec.heads], cache, index, plan)
         if index == last and wanted is not None:
             mixed, x = mixed.index_select(0, wanted), x.index_select(0, wanted)
-        x = x + F.linear(mixed, layer.out, layer.out_bias)
+        x = x + layer.out(mixed)
         x = x + _mlp(layer, x)
     return weights.norm(x)
 
 
 def _project(spec: ModelSpec, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Heads of queries, keys and values, [n, heads + 2 * kv_heads, head_dim]; the first two rotated."""
-    qkv = F.linear(layer.attn_norm(x), layer.qkv, layer.qkv_bias).view(len(x), -1, spec.head_dim)
+    qkv = layer.qkv(layer.attn_norm(x)).view(len(x), -1, spec.head_dim)
     turning = qkv[:, : spec.heads + spec.kv_heads]
     plain = turning if layer.qk_norm is None else layer.qk_norm(turning)
     swapped = plain.roll(spec.head_dim // 2, -1)
@@ -49,5 +49,5 @@ def _project(spec: ModelSpec, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor)
 
 
 def _mlp(layer: Layer, x: Tensor) -> Tensor:
-    gate, up = F.linear(layer.mlp_norm(x), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-    return F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+    gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, -1)
+    return layer.down(F.silu(gate).mul_(up))

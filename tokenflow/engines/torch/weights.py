@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tokenflow.engines.torch.config import ModelSpec
+from tokenflow.engines.torch.linear import Linear
 from tokenflow.errors import ModelLoadError, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -51,33 +52,29 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer; projections are [out, in].
+    """One decoder layer.
 
     ``qkv`` stacks query, key and value heads, ``gate_up`` the two halves of the gated MLP.  ``qk_norm`` is
     over each query and key head, its weight [heads + kv_heads, head_dim].
     """
 
     attn_norm: Norm
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Linear
     qk_norm: Norm | None
-    out: Tensor
-    out_bias: Tensor | None
+    out: Linear
     mlp_norm: Norm
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights; ``embed`` and ``head`` are [V, H] and one tensor where they are tied."""
+    """All weights; ``embed`` is [V, H]."""
 
     embed: Tensor
     layers: tuple[Layer, ...]
     norm: Norm
-    head: Tensor
+    head: Linear
 
 
 def load_weights(path: Path, spec: ModelSpec, dtype: str, device: torch.device) -> Weights:
@@ -100,32 +97,29 @@ def load_weights(path: Path, spec: ModelSpec, dtype: str, device: torch.device) 
             embed=embed,
             layers=tuple(_layer(get, spec, f"model.layers.{index}.") for index in range(spec.layers)),
             norm=Norm(get(_NORM), spec.norm_eps),
-            head=embed if spec.tied else get(_HEAD),
+            head=Linear(embed if spec.tied else get(_HEAD)),
         )
 
 
 def _layer(get: Any, spec: ModelSpec, prefix: str) -> Layer:
-    def fused(names: str, kind: str) -> Tensor:
-        return torch.cat([get(f"{prefix}{name}.{kind}") for name in names.split()])
+    def linear(names: str, bias: bool) -> Linear:
+        def stacked(kind: str) -> Tensor:
+            return torch.cat([get(f"{prefix}{name}.{kind}") for name in names.split()])
 
-    attention = "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
-    mlp = "mlp.gate_proj mlp.up_proj"
+        return Linear(stacked("weight"), stacked("bias") if bias else None)
+
     qk_norm = None
     if spec.qk_norm:
         q, k = get(prefix + "self_attn.q_norm.weight"), get(prefix + "self_attn.k_norm.weight")
         qk_norm = Norm(torch.cat((q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1))), spec.norm_eps)
     return Layer(
         attn_norm=Norm(get(prefix + "input_layernorm.weight"), spec.norm_eps),
-        qkv=fused(attention, "weight"),
-        qkv_bias=fused(attention, "bias") if spec.qkv_bias else None,
+        qkv=linear("self_attn.q_proj self_attn.k_proj self_attn.v_proj", spec.qkv_bias),
         qk_norm=qk_norm,
-        out=get(prefix + "self_attn.o_proj.weight"),
-        out_bias=get(prefix + "self_attn.o_proj.bias") if spec.out_bias else None,
+        out=linear("self_attn.o_proj", spec.out_bias),
         mlp_norm=Norm(get(prefix + "post_attention_layernorm.weight"), spec.norm_eps),
-        gate_up=fused(mlp, "weight"),
-        gate_up_bias=fused(mlp, "bias") if spec.mlp_bias else None,
-        down=get(prefix + "mlp.down_proj.weight"),
-        down_bias=get(prefix + "mlp.down_proj.bias") if spec.mlp_bias else None,
+        gate_up=linear("mlp.gate_proj mlp.up_proj", spec.mlp_bias),
+        down=linear("mlp.down_proj", spec.mlp_bias),
     )
 
 
