@@ -41,10 +41,10 @@ def started(*args: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Po
         process.communicate()
 
 
-def workers_of(process: subprocess.Popen[str], count: int = 2) -> list[psutil.Process]:
-    """Its worker processes, as soon as all are there."""
+def workers_of(process: subprocess.Popen[str], count: int = 3) -> list[psutil.Process]:
+    """What it has started, as soon as all of it is there: the nursery, and the workers of two models."""
     parent = psutil.Process(process.pid)
-    while len(children := parent.children()) < count:
+    while len(children := parent.children(recursive=True)) < count:
         assert process.poll() is None
     return children
 
@@ -60,6 +60,17 @@ def test_text_alone_goes_to_stdout() -> None:
     assert done.returncode == 0
     assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"
     assert "r-stitch-demo: ready in" in done.stderr
+    assert "slm 9" in done.stderr and "hand-offs" in done.stderr
+
+
+@pytest.mark.parametrize("recipe", ["recipes/r_stitch.py", "recipes/r_stitch_classes.py"])
+def test_a_recipe_in_python_runs_as_one_in_yaml_does(recipe: str) -> None:
+    """Its functions and classes are found by the workers, which are processes of their own."""
+    models = {"slm.path": "recipes/demo/small", "llm.path": "recipes/demo/large", "llm.engine": "torch"}
+    models |= {"slm.dtype": "float32", "llm.dtype": "float32", "llm.tensor_parallel": "1"}
+    overrides = [part for key, value in models.items() for part in ("--set", f"models.{key}={value}")]
+    done = run("run", recipe, "93*7=?", "--chat", *overrides)
+    assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"
     assert "slm 9" in done.stderr and "hand-offs" in done.stderr
 
 
@@ -151,6 +162,12 @@ def test_check_describes_a_good_recipe() -> None:
             "argument --concurrency: must be a whole number of at least 1, got '0'",
         ),
         ([], "the following arguments are required: RECIPE"),
+        (
+            [RECIPE, "--input", EVAL, "--chat"],
+            "--chat is for one PROMPT; rows of --input say it with the key",
+        ),
+        ([RECIPE, "hi", "--logprobs"], "--logprobs are reported in JSON; add --json"),
+        ([RECIPE, "\udcff\udcfe"], "the prompt is not UTF-8 text"),
     ],
 )
 def test_wrong_usage_exits_with_2(args: list[str], message: str) -> None:
@@ -182,14 +199,14 @@ def test_a_killed_router_leaves_no_worker() -> None:
 
 def test_a_router_killed_while_loading_leaves_no_worker() -> None:
     with started("run", RECIPE, "hi") as process:
-        workers = workers_of(process)
+        workers = workers_of(process, count=1)
         process.kill()
         assert_gone(workers, within_s=3)
 
 
 def test_ctrl_c_while_loading_ends_at_once_with_130() -> None:
     with started("run", RECIPE, "hi") as process:
-        workers = workers_of(process)
+        workers = workers_of(process, count=1)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=5)
         assert process.returncode == 130
@@ -208,6 +225,28 @@ def test_ctrl_c_while_generating_ends_soon_with_130() -> None:
         assert process.returncode == 130
         assert "Traceback" not in errors
         assert_gone(workers, within_s=0.5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_batch_in_order_with_what_is_answered_written(number: signal.Signals) -> None:
+    with started("run", RECIPE, "--input", EVAL, "--json") as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        workers = workers_of(process)
+        process.send_signal(number)
+        rows, errors = process.communicate(timeout=5)
+        assert process.returncode == 128 + number
+        assert errors.splitlines()[-1] == f"tokenflow: ended by {number.name}"
+        assert [json.loads(row)["index"] for row in [first, *rows.splitlines()]] == list(
+            range(1 + len(rows.splitlines()))
+        )
+        assert_gone(workers, within_s=0.5)
+
+
+def test_rows_may_come_from_stdin() -> None:
+    row = json.dumps({"prompt": "Q: 93*7=?\nA: "}) + "\n"
+    done = run("run", RECIPE, "--input", "-", "--json", "--max-tokens", "1", stdin=row * 2)
+    assert [json.loads(line)["index"] for line in done.stdout.splitlines()] == [0, 1]
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly() -> None:

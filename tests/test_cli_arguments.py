@@ -37,6 +37,15 @@ def test_a_dash_for_stdin_may_follow_flags(monkeypatch: pytest.MonkeyPatch) -> N
     assert parsed(monkeypatch, "r.yaml", "--json", "-").prompt == "-"
 
 
+def test_a_prompt_that_looks_like_a_flag_follows_two_dashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for argv in (
+        ("r.yaml", "--", "-x"),
+        ("r.yaml", "--seed", "3", "--", "-x"),
+        ("--trace", "r.yaml", "--", "-x"),
+    ):
+        assert parsed(monkeypatch, *argv).prompt == "-x"
+
+
 @pytest.mark.parametrize(
     ("argv", "rest"),
     [

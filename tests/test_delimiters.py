@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from tokenizers import Tokenizer as Backend
 
 from tests.text.conftest import byte_fallback, metaspace, save
 from tokenflow.delimiters import resolve_texts
-from tokenflow.dsl.expr import parse_condition
-from tokenflow.dsl.ir import BatchingIR, ModelIR, RecipeIR, RuleIR
+from tokenflow.dsl.expr import parse_condition, parse_expression
+from tokenflow.dsl.ir import BatchingIR, ModelIR, PythonIR, RecipeIR, RuleIR
 from tokenflow.errors import RecipeError
 from tokenflow.members import load_members
 from tokenflow.text.tokenizer import Tokenizer
@@ -127,6 +128,29 @@ def test_only_texts_change(demo: Tokenizer) -> None:
     assert second == recipe.routes["slm"][1]
     assert first.text == recipe.routes["slm"][0].text
     assert resolve_texts(resolve_texts(recipe, demo), demo) == resolve_texts(recipe, demo)
+
+
+def test_expressions_that_a_route_reads_have_texts_too(demo: Tokenizer) -> None:
+    def declared(text: str) -> RecipeIR:
+        python = {"llm": PythonIR("x.py", route="f", signals={"ended": parse_expression(text)})}
+        return replace(recipe_of("entropy > 0.5"), python=python)
+
+    (x,) = demo.encode("x", add_special_tokens=False)
+    signals = resolve_texts(declared('window(at("x"), 3)'), demo).python["llm"].signals
+    assert signals == {"ended": ("window", ("bool", ("at", ((x,),))), 3)}
+    with pytest.raises(RecipeError) as caught:
+        resolve_texts(declared('at("é")'), demo)
+    assert str(caught.value.problems[0]) == (
+        'x.yaml: error: models.llm.signals.ended: no token ids spell "é": the output can never reach it'
+    )
+
+
+def test_the_end_of_a_step_is_token_ids_too(bytes_: Tokenizer) -> None:
+    recipe = replace(recipe_of("entropy > 0.5"), rollback=8, rollback_to=("at", "b"))
+    ids = {name: i for i, name in enumerate(bytes_.tokens)}
+    assert resolve_texts(recipe, bytes_).rollback_to == ("at", tuple((ids[x],) for x in ("b", "ab", "abc")))
+    with pytest.raises(RecipeError, match="rollback_to: no token ids spell"):
+        resolve_texts(replace(recipe, rollback_to=("at", "猫")), Tokenizer.load(DEMO / "small"))
 
 
 def test_a_recipe_without_texts_is_left_as_it_is(demo: Tokenizer) -> None:

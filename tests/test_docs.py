@@ -15,6 +15,7 @@ from tokenflow.errors import RecipeError
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+PYTHON = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 ROUTES = {
     "slm": [{"when": "entropy > 0.1", "to": "llm", "send": "drop_last"}],
     "llm": [{"after": 1, "to": "slm", "send": "keep"}],
@@ -43,3 +44,10 @@ def test_every_example_of_the_guide_is_a_recipe_or_a_part_of_one(example: str) -
         load_recipe(recipe)
     except RecipeError as error:
         pytest.fail(str(error))
+
+
+@pytest.mark.parametrize("example", PYTHON)
+def test_every_example_in_python_is_a_recipe_file(example: str, tmp_path: Path) -> None:
+    file = tmp_path / "example.py"
+    file.write_text(example)
+    assert load_recipe(file).reachable() == ("slm", "llm")

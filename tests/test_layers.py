@@ -34,7 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "router": LEAVES | {"wire", "planner", "dsl", "text", "hub", "actors", "members", "prompts", "response"},
     "server": LEAVES | {"dsl", "text", "router"},
     "console": LEAVES,
-    "run": LEAVES | {"dsl", "prompts", "router", "console"},
+    "rows": LEAVES | {"prompts"},
+    "run": LEAVES | {"dsl", "prompts", "router", "console", "rows"},
     "cli": LEAVES | {"dsl", "router", "server", "console", "run"},
     "tokenflow": LEAVES | {"dsl", "router"},
 }

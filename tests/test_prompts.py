@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tokenflow.errors import InvalidRequest
-from tokenflow.prompts import check_known_ids, encode, param_values, sampling_params
+from tokenflow.prompts import check_endpoints, check_known_ids, encode, param_values, sampling_params
 from tokenflow.text.tokenizer import Tokenizer
+from tokenflow.types import EndpointConfig, SamplingParams
 
 FORMS = "a prompt is a text, a list of token ids or a list of chat messages"
 
@@ -113,3 +114,29 @@ def test_a_wrong_parameter_is_named(given: Any, message: str) -> None:
 def test_parameters_come_in_the_order_of_the_recipe_with_its_defaults() -> None:
     assert param_values({"a": 1.0, "b": 2.0}, {"b": 5}) == (1.0, 5.0)
     assert param_values({"a": 1.0}, None) == (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("asked", "listed", "param"),
+    [
+        ({"repetition_penalty": 1.2}, 20, "repetition_penalty"),
+        ({"temperature": 0.5}, 1, "temperature"),
+        ({"logprobs": True}, 0, "logprobs"),
+        ({"top_logprobs": 5}, 4, "top_logprobs"),
+    ],
+)
+def test_what_an_endpoint_does_not_list_cannot_be_asked_for(
+    asked: dict[str, Any], listed: int, param: str
+) -> None:
+    endpoints = {"llm": EndpointConfig(base_url="http://x/v1", top_logprobs=listed)}
+    with pytest.raises(InvalidRequest, match="model 'llm' runs behind an endpoint") as caught:
+        check_endpoints(SamplingParams(**asked), endpoints)
+    assert caught.value.param == param
+    check_endpoints(SamplingParams(**asked), {})
+
+
+def test_what_an_endpoint_lists_can_be_asked_for() -> None:
+    endpoints = {"llm": EndpointConfig(base_url="http://x/v1", top_logprobs=5)}
+    sampling = SamplingParams(temperature=0.7, presence_penalty=1.0, logprobs=True, top_logprobs=5)
+    check_endpoints(sampling, endpoints)
+    check_endpoints(SamplingParams(), {"llm": EndpointConfig(base_url="http://x/v1", top_logprobs=0)})

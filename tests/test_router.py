@@ -16,7 +16,6 @@ from tests.recipes import ALWAYS, recipe_of, toy_model, toy_pair
 from tests.toy.engine import toy_logits
 from tokenflow.errors import (
     ContextTooLong,
-    EngineError,
     InvalidRequest,
     ModelLoadError,
     NonFiniteLogits,
@@ -141,6 +140,13 @@ async def test_a_finished_request_is_dropped_by_every_worker(tmp_path: Path) -> 
         await log.until(lambda: not log.open_handles)
 
 
+def test_overrides_that_could_not_take_effect_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="a compiled recipe takes no overrides"):
+        Router(toy_pair(tmp_path), overrides=["params.tau=0.1"])
+    with pytest.raises(TypeError, match=r"overrides is a list of .* strings, got one string"):
+        Router("recipes/demo.yaml", overrides="params.tau=0.1")
+
+
 @pytest.fixture(scope="module")
 async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Router]:
     folder = tmp_path_factory.mktemp("pair")
@@ -236,7 +242,7 @@ async def test_logprobs_are_reported_for_each_token_by_the_model_that_wrote_it(p
         ([5] * 80, {}, ContextTooLong, "the prompt has 80 tokens, but the recipe's smallest context"),
         ([5] * 5000, {}, ContextTooLong, "the prompt has 5000 tokens"),
         ([5] * 70, {"max_tokens": 11}, ContextTooLong, "70 tokens and max_tokens 11 exceed"),
-        ([5], {"max_tokens": 0}, InvalidRequest, "max_tokens must be an integer of at least 1, got 0"),
+        ([5], {"max_tokens": 0}, InvalidRequest, "max_tokens must be a 64-bit integer of at least 1, got 0"),
         ([5], {"temperature": -1}, InvalidRequest, "temperature must be at least 0, got -1"),
         ([5], {"top_p": 1.5}, InvalidRequest, "top_p must be between 0 and 1, got 1.5"),
         ([5], {"params": {"tua": 1}}, InvalidRequest, "the recipe has no parameter 'tua'; it has: none"),
@@ -394,23 +400,6 @@ async def test_a_worker_that_dies_while_loading_is_reported_with_its_last_words(
     assert "worker of model 'llm' (pid " in str(caught.value)
     assert "ended with exit code 7" in str(caught.value)
     assert "the toy engine dies while loading" in str(caught.value)
-
-
-async def test_a_worker_that_dies_fails_those_who_wait_and_those_who_come(tmp_path: Path) -> None:
-    async with Router(toy_pair(tmp_path, llm={"die_at_step": 5})) as router:
-        answers = await asyncio.gather(
-            *(router.generate([1, 40 + i], max_tokens=60) for i in range(6)), return_exceptions=True
-        )
-        failed = [answer for answer in answers if isinstance(answer, WorkerDied)]
-        assert failed and "ended with exit code 9" in str(failed[0])
-        with pytest.raises(WorkerDied):
-            await router.generate(PROMPT)
-
-
-async def test_an_engine_that_raises_ends_its_worker_with_the_cause(tmp_path: Path) -> None:
-    async with Router(toy_pair(tmp_path, slm={"raise_at_step": 3})) as router:
-        with pytest.raises(EngineError, match="model 'slm': the toy engine raises"):
-            await router.generate(PROMPT, max_tokens=60)
 
 
 async def test_a_router_that_is_not_running_says_so(tmp_path: Path) -> None:

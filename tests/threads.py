@@ -4,54 +4,38 @@ import torch."""
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 from threading import Thread
 
-from anyio import to_thread
-from anyio.abc import TaskGroup
-
-from tokenflow.actors.process import WorkerProcess
-from tokenflow.wire.channel import Channel
-from tokenflow.wire.messages import Ready, Stop
+from tokenflow.actors.child import Child
 from tokenflow.worker.loop import serve
 
 
-class WorkerThread(WorkerProcess):
+class WorkerThread(Child):
     """A worker inside this process; it ends when it is asked to, or with an error of its own."""
 
-    async def start(self, tasks: TaskGroup) -> Ready:
-        self._ready = asyncio.get_running_loop().create_future()
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        self._channel = await Channel.connect(ours, self)
-        self._thread = Thread(target=_run, args=(theirs,), name=f"{self.hello.model}.worker")
-        self._thread.start()
-        self._channel.send(self.hello)
-        tasks.start_soon(self._watch, name=f"{self.hello.model}.watch")
-        return await self._ready
+    def kill(self, number: signal.Signals) -> None:
+        """A thread has no signals."""
 
-    async def stop(self, grace_s: float) -> None:
-        self._stopping = True
-        if self._channel is not None:
-            self._channel.send(Stop())
-            await self._buried()
-            self._channel.close()
-
-    async def _watch(self) -> None:
-        await self._over.wait()
-        self.error = self._explain(await self._buried())
-        if not self._stopping:
-            self.died.set()
-        for waiting in (self._ready, self._step):
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(self.error)
-                waiting.exception()
-
-    async def _buried(self) -> int:
-        await to_thread.run_sync(self._thread.join)
-        return 0
+    kill_group = kill
 
 
-def _run(sock: socket.socket) -> None:
-    with sock:
-        serve(sock)
+class ThreadNursery:
+    """Takes the place of :class:`tokenflow.actors.nursery.Nursery`."""
+
+    async def launch(self, channel: int, stderr: int, threads: int) -> Child:
+        loop, child = asyncio.get_running_loop(), WorkerThread(os.getpid())
+
+        def run() -> None:
+            with sock:
+                serve(sock)
+            loop.call_soon_threadsafe(child.ended, 0)
+
+        sock = socket.socket(fileno=os.dup(channel))
+        Thread(target=run, name="worker").start()
+        return child
+
+    async def stop(self) -> None:
+        """Threads end by themselves."""

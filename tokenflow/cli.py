@@ -17,10 +17,13 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPT = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 failure, 2 usage or recipe, 130 interrupt."""
-    _open_standard_files()
-    args = _parse(argv)
+    """Run one command.
+
+    Returns the exit code: 0, 1 failure, 2 usage or recipe, 130 interrupt, 128 + n for another signal.
+    """
     try:
+        _open_standard_files()
+        args = _parse(argv)
         code = int(args.command(args))
         sys.stdout.flush()
         return code
@@ -54,8 +57,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     # argparse before 3.13 takes an optional positional for absent once a flag follows the recipe.
-    if len(rest) == 1 and getattr(args, "prompt", "") is None and (rest[0] == "-" or rest[0][:1] != "-"):
-        args.prompt = rest.pop()
+    if getattr(args, "prompt", "") is None:
+        if len(rest) == 2 and rest[0] == "--":
+            args.prompt, rest = rest[1], []
+        elif len(rest) == 1 and (rest[0] == "-" or rest[0][:1] != "-"):
+            args.prompt = rest.pop()
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return args
@@ -83,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--trace", action="store_true", help="mark the text by the model that wrote it")
     batch = run.add_argument_group("batches")
     batch.add_argument(
-        "--input", metavar="FILE", help="JSON lines with 'prompt', 'messages' or 'prompt_ids' each"
+        "--input",
+        metavar="FILE",
+        help="JSON lines with 'prompt', 'messages' or 'prompt_ids' each (the first counts); - for stdin",
     )
     batch.add_argument("--output", metavar="FILE", help="write JSON lines here instead of stdout")
     batch.add_argument("--concurrency", type=_positive, default=16, metavar="N", help="requests at once (16)")
@@ -123,7 +131,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe file (YAML or Python)")
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a recipe file: YAML, or Python that calls its Recipe 'recipe'"
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -156,7 +166,10 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
     group.add_argument("--ignore-eos", action="store_true", default=None, help="go on after end of sequence")
     group.add_argument(
-        "--logprobs", action="store_true", default=None, help="report log-probabilities (with --json)"
+        "--logprobs",
+        action="store_true",
+        default=None,
+        help="report log-probabilities (with --json or --output)",
     )
 
 

@@ -59,8 +59,8 @@ def share_line(completion: Completion) -> str:
     shares = ", ".join(f"{name} {count / total:.1%}" for name, count in usage.by_model.items())
     rate = total / timing.latency_s if timing.latency_s else 0.0
     return (
-        f"{_count(total, 'token')}: {shares}; {_count(usage.handoffs, 'hand-off')}, "
-        f"{_count(usage.dropped, 'token')} dropped; "
+        f"{'simulated: ' if completion.simulated else ''}{_count(total, 'token')}: {shares}; "
+        f"{_count(usage.handoffs, 'hand-off')}, {_count(usage.dropped, 'token')} dropped; "
         f"first token after {timing.ttft_s:.3f} s, {rate:.0f} tokens/s"
     )
 

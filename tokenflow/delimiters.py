@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tokenflow.dsl.ir import Expr, RecipeIR, RuleIR
+from tokenflow.dsl.ir import Expr, RecipeIR
 from tokenflow.dsl.tree import rewrite, walk
-from tokenflow.dsl.wording import key_path, show
+from tokenflow.dsl.wording import Path, key_path, show
 from tokenflow.errors import Problem, RecipeError
 from tokenflow.text.tokenizer import Tokenizer
 
@@ -25,11 +25,23 @@ def resolve_texts(recipe: RecipeIR, tokenizer: Tokenizer) -> RecipeIR:
     :param tokenizer: of the entry model; the vocabulary is the same for all.
     :raises RecipeError: with every rule that has a text that no ids spell.
     """
+    trees: dict[Path, Expr] = {
+        **{
+            ("routes", model, index): rule.when
+            for model, rules in recipe.routes.items()
+            for index, rule in enumerate(rules)
+        },
+        **{
+            ("models", model, "signals", name): tree
+            for model, python in recipe.python.items()
+            for name, tree in python.signals.items()
+        },
+        **({} if recipe.rollback_to is None else {("rollback_to",): recipe.rollback_to}),
+    }
     texts = {
         node
-        for rules in recipe.routes.values()
-        for rule in rules
-        for node in walk(rule.when)
+        for tree in trees.values()
+        for node in walk(tree)
         if node[0] in ("at", "follows") and isinstance(node[1], str)
     }
     if not texts:
@@ -37,22 +49,28 @@ def resolve_texts(recipe: RecipeIR, tokenizer: Tokenizer) -> RecipeIR:
     pieces = _pieces(tokenizer)
     found = {node: _sequences(str(node[0]), str(node[1]), tokenizer, pieces) for node in texts}
     problems = []
-    for model, rules in recipe.routes.items():
-        for index, rule in enumerate(rules):
-            lost = (node[1] for node in walk(rule.when) if node in found and not found[node])
-            for text in dict.fromkeys(lost):
-                message = f"no token ids spell {show(text)}: the output can never reach it"
-                path = key_path(("routes", model, index))
-                problems.append(Problem(recipe.source or "<recipe>", 0, 0, path, message))
+    for path, tree in trees.items():
+        lost = (node[1] for node in walk(tree) if node in found and not found[node])
+        for text in dict.fromkeys(lost):
+            message = f"no token ids spell {show(text)}: the output can never reach it"
+            problems.append(Problem(recipe.source or "<recipe>", 0, 0, key_path(path), message))
     if problems:
         raise RecipeError(problems)
     resolved: dict[Expr, Expr] = {node: (node[0], sequences) for node, sequences in found.items()}
 
-    def with_ids(rule: RuleIR) -> RuleIR:
-        return replace(rule, when=rewrite(rule.when, lambda leaf: resolved.get(leaf, leaf)))
+    def with_ids(tree: Expr) -> Expr:
+        return rewrite(tree, lambda leaf: resolved.get(leaf, leaf))
 
-    routes = {model: tuple(map(with_ids, rules)) for model, rules in recipe.routes.items()}
-    return replace(recipe, routes=routes)
+    routes = {
+        model: tuple(replace(rule, when=with_ids(rule.when)) for rule in rules)
+        for model, rules in recipe.routes.items()
+    }
+    python = {
+        model: replace(own, signals={name: with_ids(tree) for name, tree in own.signals.items()})
+        for model, own in recipe.python.items()
+    }
+    rollback_to = None if recipe.rollback_to is None else with_ids(recipe.rollback_to)
+    return replace(recipe, routes=routes, python=python, rollback_to=rollback_to)
 
 
 def _pieces(tokenizer: Tokenizer) -> dict[int, bytes]:

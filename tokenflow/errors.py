@@ -10,6 +10,7 @@
     │  │  └─ ContextTooLong    the prompt cannot fit the recipe's context or KV cache
     │  ├─ RouteFailed          the recipe's own logic failed (livelock, wrong destination, bad receive)
     │  ├─ NonFiniteLogits      a model produced NaN or infinity for this request
+    │  ├─ EndpointFailed       the endpoint that a model runs on did not answer, or refused
     │  └─ RequestCancelled     the request was aborted by its owner or by a shutdown
     ├─ ModelLoadError          a model, its weights or its tokenizer cannot be loaded or used
     │  ├─ UnsupportedModel     an architecture or option that the engine does not implement
@@ -90,6 +91,10 @@ class RouteFailed(RequestError):
 
 class NonFiniteLogits(RequestError):
     """A model produced NaN or infinity for this request."""
+
+
+class EndpointFailed(RequestError):
+    """The endpoint that a model runs on did not answer for this request, or refused."""
 
 
 class RequestCancelled(RequestError):

@@ -7,13 +7,14 @@ from pathlib import Path
 from tokenflow.errors import ModelNotFound
 from tokenflow.settings import settings
 
-_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+_WEIGHTS = "*.safetensors"
+_WANTED = ["*.json", _WEIGHTS, "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 # Copies of the weights in other layouts.
 _UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.model", "consolidated*.safetensors"]
 _HEADS = ["*.pt", "*.pth"]
 
 
-def resolve(path: str) -> Path:
+def resolve(path: str, *, weights: bool = True) -> Path:
     """The directory with the model's files; a hub id is fetched first, into the hub's own cache.
 
     A directory that exists wins over a hub id of the same name.  The hub's settings hold (``HF_HOME``,
@@ -21,13 +22,15 @@ def resolve(path: str) -> Path:
     long: call it in a thread.
 
     :param path: a directory in Hugging Face layout, or a hub id (``owner/name``).
+    :param weights: fetch the weights as well, not the tokenizer and the configuration only.
     :raises ModelNotFound: if it is neither, or cannot be fetched; says what was tried and what to do.
     """
     directory = Path(path).expanduser()
     if directory.is_file():
         raise ModelNotFound(f"{path} is a file; name the directory that holds the model's config.json")
     if not directory.is_dir():
-        directory = _fetch(path, path, "a local directory", _WANTED, _UNWANTED)
+        wanted = _WANTED if weights else [pattern for pattern in _WANTED if pattern != _WEIGHTS]
+        directory = _fetch(path, path, "a local directory", wanted, _UNWANTED)
     if not (directory / "config.json").is_file():
         raise ModelNotFound(f"{directory} has no config.json, so it is not a model in Hugging Face layout")
     return directory

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from tokenflow.errors import InvalidRequest
 from tokenflow.text.tokenizer import Tokenizer
-from tokenflow.types import SamplingParams
+from tokenflow.types import EndpointConfig, SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text as is, token ids, or chat messages (rendered with the entry model's chat template)."""
@@ -125,3 +125,23 @@ def _finite(value: float) -> bool:
         return math.isfinite(value)
     except OverflowError:
         return False
+
+
+def check_endpoints(sampling: SamplingParams, endpoints: Mapping[str, EndpointConfig]) -> None:
+    """Refuse what cannot be had from models behind ``endpoints``, which list their best tokens only.
+
+    :raises InvalidRequest: naming the field and the model.
+    """
+    for model, endpoint in endpoints.items():
+        listed = endpoint.top_logprobs
+        where = f"model {model!r} runs behind an endpoint, which"
+        if sampling.repetition_penalty != 1:
+            raise InvalidRequest(f"{where} gives no logits to penalise", "repetition_penalty")
+        if not sampling.greedy and listed < 2:
+            raise InvalidRequest(
+                f"{where} lists {listed} token(s) to draw from: ask for temperature 0", "temperature"
+            )
+        if sampling.logprobs and not listed:
+            raise InvalidRequest(f"{where} lists no log-probabilities", "logprobs")
+        if sampling.top_logprobs > listed:
+            raise InvalidRequest(f"{where} lists {listed} token(s) per position", "top_logprobs")

@@ -167,4 +167,5 @@ class Response(AsyncIterator[StreamEvent]):
                 latency_s=sequence.finished_at - sequence.submitted_at,
             ),
             seed=sequence.seed,
+            simulated=bool(self._system.recipe.simulated),
         )

@@ -17,12 +17,14 @@ from anyio.abc import TaskGroup
 
 from tokenflow.actors.sequence import Limits
 from tokenflow.actors.sequence import Sequence as Request
+from tokenflow.actors.steps import StepEnd, step_end
 from tokenflow.actors.system import ActorSystem, Observer
 from tokenflow.dsl.ir import RecipeIR
+from tokenflow.dsl.recipe import Recipe
 from tokenflow.dsl.weights import first_writer
 from tokenflow.errors import ContextTooLong, InvalidRequest, RouterClosed
 from tokenflow.members import Members, load_members
-from tokenflow.prompts import Prompt, check_known_ids, encode, param_values, sampling_params
+from tokenflow.prompts import Prompt, check_endpoints, check_known_ids, encode, param_values, sampling_params
 from tokenflow.random import DRAW, uniform
 from tokenflow.response import Reader, Response
 from tokenflow.types import Completion, SamplingParams
@@ -40,15 +42,17 @@ class Router:
         async with Router("recipes/demo.yaml") as router:
             completion = await router.generate("Q: 93*7=?\\nA: ", max_tokens=200)
 
-    :param recipe: a recipe file, a mapping of the same shape, or a compiled recipe.
-    :param overrides: ``key.path=value`` strings applied to the recipe, as ``--set`` on the command line.
+    :param recipe: a recipe file, in YAML or in Python (which calls its :class:`tokenflow.Recipe` ``recipe``);
+        a mapping shaped as one in YAML; a :class:`tokenflow.Recipe`; or a compiled recipe.
+    :param overrides: ``key.path=value`` strings applied to the recipe, as ``--set`` on the command line; a
+        compiled recipe takes none.
     :param observer: called with every step a worker has run (model name, step, reply), for measurements.
     :raises RecipeError: if the recipe is wrong; every problem is listed.
     """
 
     def __init__(
         self,
-        recipe: str | os.PathLike[str] | Mapping[str, Any] | RecipeIR,
+        recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe | RecipeIR,
         *,
         overrides: Sequence[str] = (),
         observer: Observer | None = None,
@@ -56,6 +60,8 @@ class Router:
         if isinstance(overrides, str):
             raise TypeError("overrides is a list of 'key.path=value' strings, got one string")
         if isinstance(recipe, RecipeIR):
+            if overrides:
+                raise TypeError("a compiled recipe takes no overrides: give them when it is compiled")
             self.recipe = recipe
         else:
             from tokenflow.dsl.load import load_recipe
@@ -65,6 +71,7 @@ class Router:
         self._ids = itertools.count(1)
         self._members: Members | None = None
         self._system: ActorSystem | None = None
+        self._step_end: StepEnd | None = None
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Router:
@@ -90,6 +97,7 @@ class Router:
             await tasks.__aexit__(None, None, None)
             raise
         self._members, self._system, self._tasks = members, system, tasks
+        self._step_end = step_end(members.recipe)
         return self
 
     async def __aexit__(
@@ -174,7 +182,7 @@ class Router:
     ) -> tuple[Request, Reader]:
         assert self._system is not None and self._members is not None
         members = self._members
-        tokenizer = members.tokenizers[self.recipe.entry]
+        tokenizer = members.tokenizer
         if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
             tokens = await to_thread.run_sync(
                 encode, prompt, tokenizer, members.vocab_limit, abandon_on_cancel=True
@@ -182,6 +190,7 @@ class Router:
         else:
             tokens = encode(prompt, tokenizer, members.vocab_limit)
         check_known_ids(sampling, members.vocab_limit)
+        check_endpoints(sampling, members.endpoints)
         limits = self._limits(len(tokens), sampling)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         reader = Reader(tokenizer, sampling.stop)
@@ -195,6 +204,7 @@ class Router:
             listener=reader,
             holder=self._first(seed, sampling.choice, params),
             rollback=self.recipe.rollback,
+            step_end=self._step_end,
         )
         return request, reader
 

@@ -6,9 +6,12 @@ import argparse
 import asyncio
 import json
 import logging
+import os
+import signal
+import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,6 +22,7 @@ from tokenflow.console import Painter, share_line
 from tokenflow.errors import InvalidRequest, RecipeError, RequestError, TokenflowError
 from tokenflow.prompts import Prompt, sampling_params
 from tokenflow.router import Router
+from tokenflow.rows import Ordered, as_row, open_rows, parse_row, prompt_of
 from tokenflow.settings import settings
 from tokenflow.types import Completion
 
@@ -26,8 +30,6 @@ _SAMPLING = (
     "max_tokens min_tokens temperature top_k top_p min_p seed repetition_penalty presence_penalty "
     "frequency_penalty stop ignore_eos logprobs"
 ).split()
-_PROMPT_KEYS = ("prompt", "messages", "prompt_ids")
-_OUTPUT_KEYS = frozenset(("index", "prompt", "text", "finish_reason", "tokens", "usage", "timing", "error"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,22 +40,29 @@ def run(args: argparse.Namespace) -> int:
         return _usage("--output goes with --input; a single answer is printed")
     if args.trace and (args.json or args.input is not None):
         return _usage("--trace marks the text of one PROMPT; it does not go with --json or --input")
+    if args.chat and args.input is not None:
+        return _usage("--chat is for one PROMPT; rows of --input say it with the key messages")
+    if args.logprobs and not (args.json or args.output):
+        return _usage("--logprobs are reported in JSON; add --json")
     try:
-        if args.output is not None and Path(args.output).exists() and Path(args.output).samefile(args.input):
+        if _same_file(args.input, args.output):
             return _usage("--output would overwrite --input; give another file")
         logging.basicConfig(level=settings().log_level, format="%(message)s", stream=sys.stderr)
         router = Router(args.recipe, overrides=args.overrides)
         sampling = {name: getattr(args, name) for name in _SAMPLING}
         sampling_params(sampling)
         # Before the event loop starts: Ctrl-C could not interrupt it there.
-        text = _read_stdin() if args.prompt == "-" else args.prompt
+        text = _read_stdin(args.chat) if args.prompt == "-" else args.prompt
         if text == "":
             return _usage("the prompt is empty; give at least one character")
+        if text is not None and not _is_utf8(text):
+            return _usage("the prompt is not UTF-8 text")
         with ExitStack() as files:
-            source = files.enter_context(_open_rows(args.input)) if args.input else None
-            sink = files.enter_context(Path(args.output).open("w", encoding="utf-8")) if args.output else None
+            source = files.enter_context(open_rows(args.input)) if args.input else None
+            # What an earlier run wrote is kept until the models are there.
+            sink = files.enter_context(Path(args.output).open("a", encoding="utf-8")) if args.output else None
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                return runner.run(_run(args, router, sampling, text, source, sink))
+                return runner.run(_until_told(_run(args, router, sampling, text, source, sink)))
     except RecipeError as error:
         print(error, file=sys.stderr)
         return 2
@@ -71,13 +80,49 @@ def _usage(message: str) -> int:
     return 2
 
 
-def _read_stdin() -> str:
-    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+def _same_file(source: str | None, target: str | None) -> bool:
+    if source in (None, "-") or target is None or not Path(target).exists():
+        return False
+    return Path(target).samefile(str(source))
 
 
-def _open_rows(path: str) -> TextIO:
-    """The input file; bytes that are no UTF-8 fail the row they are in, not the file."""
-    return Path(path).open(encoding="utf-8", errors="surrogateescape")
+def _read_stdin(chat: bool) -> str:
+    """All of stdin; what somebody says in a chat does not end in a line end, though a line of a file does."""
+    text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+    return text.removesuffix("\n").removesuffix("\r") if chat else text
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+async def _until_told(work: Coroutine[Any, Any, int]) -> int:
+    """Run ``work`` to its end, or until a signal says that it is over: SIGTERM and SIGHUP, as Ctrl-C."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    told: list[signal.Signals] = []
+
+    def end(number: signal.Signals) -> None:
+        if not told:
+            # A second signal must not cut the way out short.
+            task.cancel()
+        told.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # SIGHUP is ignored under nohup.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, end, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        print(f"tokenflow: ended by {told[0].name}", file=sys.stderr)
+        return 128 + told[0]
 
 
 def _loop_factory() -> Any:
@@ -96,7 +141,11 @@ async def _run(
     source: TextIO | None,
     sink: TextIO | None,
 ) -> int:
-    names = ", ".join(f"{model.name} ({model.config.path})" for model in router.recipe.models)
+    simulated = router.recipe.simulated
+    names = ", ".join(
+        f"{model.name} ({'simulated' if model.name in simulated else model.config.path})"
+        for model in router.recipe.models
+    )
     print(f"{router.recipe.name}: loading {names}", file=sys.stderr)
     started = time.monotonic()
     async with router:
@@ -140,6 +189,8 @@ async def _batch(
     from tqdm import tqdm
 
     lines = [(number, line) for number, line in enumerate(source, 1) if line.strip()]
+    if sink is not None and stat.S_ISREG(os.fstat(sink.fileno()).st_mode):
+        sink.truncate(0)
     printed = Ordered(sink or sys.stdout, as_json=args.json or sink is not None)
     todo = iter(enumerate(lines))
     started = time.monotonic()
@@ -150,7 +201,7 @@ async def _batch(
                 row: dict[str, Any] = {}
                 try:
                     row = parse_row(line, number)
-                    completion = await router.generate(_prompt_of(row), **sampling)
+                    completion = await router.generate(prompt_of(row), **sampling)
                     printed.add(index, as_row(index, row, completion), completion.text)
                 except RequestError as error:
                     printed.fail(index, row, error)
@@ -165,98 +216,10 @@ async def _batch(
     seconds = time.monotonic() - started
     rate = printed.tokens / seconds if seconds else 0.0
     failed = f", {printed.failures} failed" if printed.failures else ""
+    simulated = "simulated: " if router.recipe.simulated else ""
     print(
-        f"{len(lines)} prompts{failed}, {printed.tokens} tokens in {seconds:.1f} s ({rate:.0f} tokens/s)",
+        f"{simulated}{len(lines)} prompts{failed}, {printed.tokens} tokens in {seconds:.1f} s "
+        f"({rate:.0f} tokens/s)",
         file=sys.stderr,
     )
     return 1 if printed.failures else 0
-
-
-class Ordered:
-    """Writes rows in the order of the input, each as soon as those before it are there."""
-
-    def __init__(self, sink: TextIO, as_json: bool) -> None:
-        self.tokens = 0
-        self.failures = 0
-        self._sink = sink
-        self._as_json = as_json
-        self._waiting: dict[int, str] = {}
-        self._next = 0
-
-    def add(self, index: int, row: Mapping[str, Any], text: str) -> None:
-        """A row was answered."""
-        self.tokens += row["usage"]["completion_tokens"]
-        self._put(index, json.dumps(row, ensure_ascii=False) if self._as_json else text)
-
-    def fail(self, index: int, row: Mapping[str, Any], error: RequestError) -> None:
-        """A row failed."""
-        self.failures += 1
-        print(f"tokenflow run: row {index}: {error}", file=sys.stderr)
-        report = {
-            **_copied(row),
-            **({"prompt": row["prompt"]} if "prompt" in row else {}),
-            "index": index,
-            "error": {"type": type(error).__name__, "message": str(error)},
-        }
-        self._put(index, json.dumps(report, ensure_ascii=False) if self._as_json else "")
-
-    def _put(self, index: int, line: str) -> None:
-        self._waiting[index] = line
-        for ready in self._take():
-            self._sink.write(ready + "\n")
-
-    def _take(self) -> Iterator[str]:
-        while self._next in self._waiting:
-            yield self._waiting.pop(self._next)
-            self._next += 1
-
-
-def parse_row(line: str, number: int) -> dict[str, Any]:
-    """An input row; :raises InvalidRequest: if the line is not a JSON object with a prompt."""
-    try:
-        row = json.loads(line)
-        # Half a surrogate pair, as an escape or from bytes that are no UTF-8, could not be written again.
-        json.dumps(row, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"line {number} is not JSON: {error}", "prompt") from None
-    if not isinstance(row, dict) or not any(row.get(key) is not None for key in _PROMPT_KEYS):
-        raise InvalidRequest(f"line {number} has none of the keys {', '.join(_PROMPT_KEYS)}", "prompt")
-    return row
-
-
-def _prompt_of(row: Mapping[str, Any]) -> Prompt:
-    key = next(key for key in _PROMPT_KEYS if row.get(key) is not None)
-    prompt = row[key]
-    if not isinstance(prompt, str | list if key == "prompt" else list):
-        kind = "a text or a list" if key == "prompt" else "a list"
-        raise InvalidRequest(f"{key} must be {kind}, got {type(prompt).__name__}", key)
-    return prompt
-
-
-def _copied(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What an output row keeps of its input row: the keys that are not the output's own."""
-    return {key: value for key, value in row.items() if key not in _OUTPUT_KEYS}
-
-
-def as_row(index: int, row: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
-    """The output row of a completion; keys of the input row that are not ours are kept."""
-    usage, timing = completion.usage, completion.timing
-    return {
-        **_copied(row),
-        "index": index,
-        "prompt": _prompt_of(row),
-        "text": completion.text,
-        "finish_reason": completion.finish_reason,
-        "tokens": [
-            {"id": token.id, "text": token.text, "model": token.model, "logprob": token.logprob}
-            for token in completion.tokens
-        ],
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "by_model": dict(usage.by_model),
-            "handoffs": usage.handoffs,
-            "dropped": usage.dropped,
-        },
-        "timing": {"ttft_s": timing.ttft_s, "latency_s": timing.latency_s},
-    }

@@ -73,7 +73,7 @@ class SamplingParams:
         require(
             self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1),
             "max_tokens",
-            "an integer of at least 1",
+            "a 64-bit integer of at least 1",
         )
         require(self.temperature >= 0, "temperature", "at least 0")
         require(self.top_k >= -1, "top_k", "at least 1, or 0 or -1 to keep every token")
@@ -98,7 +98,7 @@ class SamplingParams:
         require(
             isinstance(self.stop, tuple) and all(isinstance(s, str) and _is_text(s) for s in self.stop),
             "stop",
-            "a tuple of non-empty strings without lone surrogates",
+            "texts of at least one character each, without lone surrogates",
         )
         require(
             isinstance(self.stop_token_ids, tuple)
@@ -191,7 +191,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished response."""
+    """A finished response.
+
+    ``simulated`` says that a model that may have written to it was simulated: its text means nothing, and its
+    timing is that of the recipe.
+    """
 
     text: str
     tokens: tuple[Token, ...]
@@ -199,6 +203,7 @@ class Completion:
     usage: Usage
     timing: Timing
     seed: int
+    simulated: bool = False
 
     @property
     def token_ids(self) -> list[int]:
@@ -221,14 +226,39 @@ class StreamEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointConfig:
+    """Where a model runs that is reached over HTTP (``openai`` engine); ``models.<name>.endpoint``.
+
+    :param base_url: of the OpenAI-compatible interface, up to ``/v1``.
+    :param model_id: the model's name there; empty takes the first that the endpoint lists.
+    :param api_key_env: environment variable that holds the key; empty sends none.
+    :param top_logprobs: most probable tokens that are asked for at each position; 0 for an endpoint that
+        reports none.
+    :param span: tokens asked for in one call; those after a hand-off are thrown away.
+    :param concurrency: calls that are open at once.
+    :param timeout_s: longest wait for an answer, and for each next piece of it.
+    :param retries: further attempts after an error that may pass, with growing pauses.
+    """
+
+    base_url: str
+    model_id: str = ""
+    api_key_env: str = ""
+    top_logprobs: int = 20
+    span: int = 8
+    concurrency: int = 16
+    timeout_s: float = 60.0
+    retries: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """How one member of a recipe is loaded and run; the keys of ``models.<name>`` in a recipe.
 
-    :param path: a local directory in Hugging Face layout, or a hub id.
-    :param engine: name of the engine that runs it.
+    :param path: a local directory in Hugging Face layout, or a hub id; ``sim`` needs none.
+    :param engine: name of the engine that runs it; ``sim`` runs no model and sleeps as long as one would.
     :param dtype: ``auto`` (as stored), ``float32``, ``bfloat16`` or ``float16``.
     :param device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:<n>``.
-    :param context_length: most tokens of one request (prompt and output); ``None`` takes the model's own.
+    :param context_length: most tokens of one request (prompt and output); by default the model's own.
     :param kv_cache: KV cache size in tokens; ``None`` lets the engine choose.
     :param max_requests: most requests that hold KV cache at once.
     :param max_batch_tokens: most tokens of one step; longer prefills are cut into chunks.
@@ -237,9 +267,19 @@ class ModelConfig:
     :param tensor_parallel: devices that share the model (``sglang`` engine).
     :param verify: check tentative tokens: keep those that are this model's own choice, and write the first
         that is not.
+    :param endpoint: where the model runs (``openai`` engine); ``path`` then needs its tokenizer files only.
+    :param latency_ms: how long a step of ``sim`` takes, in ms: a number, or a table by batch size, linear
+        between its entries and constant beyond them.
+    :param routing: share of a ``sim`` model's steps after which the request goes to each other model: a
+        number or the name of a param.
+    :param trace: recorded responses whose routes ``sim`` repeats: a file of ``tokenflow run --output``.
+    :param load_timeout: seconds that loading may take.
+    :param step_timeout: seconds that one step may take; a worker that takes longer is replaced.
+    :param restarts: how often in a row the worker is replaced without having completed a step; after that
+        the model is given up.
     """
 
-    path: str
+    path: str = ""
     engine: str = "torch"
     dtype: str = "auto"
     device: str = "auto"
@@ -251,3 +291,10 @@ class ModelConfig:
     threads: int = 1
     tensor_parallel: int = 1
     verify: bool = False
+    endpoint: EndpointConfig | None = None
+    latency_ms: tuple[tuple[int, float], ...] = ()
+    routing: Mapping[str, float | str] = field(default_factory=dict)
+    trace: str = ""
+    load_timeout: float = 1800.0
+    step_timeout: float = 120.0
+    restarts: int = 5

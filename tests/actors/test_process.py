@@ -8,6 +8,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from tokenflow.actors import process as process_module
+from tokenflow.actors.child import spawn
 from tokenflow.actors.process import WorkerProcess
 from tokenflow.errors import ModelNotFound, WorkerDied
 from tokenflow.types import ModelConfig
@@ -44,7 +46,9 @@ while not isinstance(step := channel.receive(), Stop):
 
 
 def worker(body: str, preamble: str = PREAMBLE) -> WorkerProcess:
-    return WorkerProcess(HELLO, (sys.executable, "-c", preamble + textwrap.dedent(body)))
+    return WorkerProcess(
+        HELLO, partial(spawn, command=(sys.executable, "-c", preamble + textwrap.dedent(body)))
+    )
 
 
 @contextlib.asynccontextmanager
@@ -287,7 +291,7 @@ async def test_a_start_that_is_cancelled_anywhere_leaves_nothing_behind() -> Non
 
 
 async def test_a_command_that_does_not_exist_fails_the_start() -> None:
-    slm = WorkerProcess(HELLO, ("/nonexistent/python",))
+    slm = WorkerProcess(HELLO, partial(spawn, command=("/nonexistent/python",)))
     async with scope(slm) as tasks:
         with pytest.raises(FileNotFoundError):
             await slm.start(tasks)

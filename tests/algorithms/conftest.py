@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.reference.record import ALGORITHMS, R_STITCH, Recorded, load_traces
-from tests.threads import WorkerThread
+from tests.threads import ThreadNursery
 
 
 @pytest.fixture(autouse=True)
 def worker_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenflow.actors.system.WorkerProcess", WorkerThread)
+    monkeypatch.setattr("tokenflow.actors.system.Nursery", ThreadNursery)
 
 
 @pytest.fixture(scope="session")

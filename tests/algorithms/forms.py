@@ -38,6 +38,9 @@ CASES: Mapping[str, Mapping[str, Mapping[str, float]]] = {
     "tag_call": {"tag_call": {}},
     "speculative": {"speculative": {}},
     "cascade": {"cascade": {}},
+    "momentum": {"momentum": {}},
+    "rolling": {"rolling": {}},
+    "neural_rolling": {"neural_rolling": {}},
 }
 """Recipes that are written in all three forms."""
 
@@ -56,8 +59,6 @@ FORMS: Mapping[str, Form] = {
     **{f"{name}.yaml": Form(DEMO / f"{name}.yaml", cases) for name, cases in CASES.items()},
     **{f"{name}, decorated": Form(getattr(decorated, name), cases) for name, cases in CASES.items()},
     **{f"{name}, class": Form(getattr(classes, name), cases) for name, cases in CASES.items()},
-    **{f"{name}.yaml": Form(DEMO / f"{name}.yaml", {name: {}}) for name in ("momentum", "rolling")},
-    "neural_rolling.yaml": Form(DEMO / "neural_rolling.yaml", {"neural_rolling": {}}),
     "budget.yaml": Form(DEMO / "budget.yaml", {"budget": {}}),
     "budget.yaml, tokens only": Form(
         DEMO / "budget.yaml", {"budget of tokens": {}}, ("budgets.llm={max_tokens: 5}",)

@@ -76,7 +76,7 @@ def sampled(
             tokens = [result.token for result in samplers[model.name](batch, draws)]
             numbers = [uniform(seed, 0, position + 1, 0, DRAW) for seed in rows]
             signals = Signals(batch, torch.tensor(tokens), draws=torch.tensor(numbers, dtype=torch.float64))
-            fired = chooses[model.name](signals).tolist()
+            fired = chooses[model.name](signals)
             for seed, token, rule in zip(rows, tokens, fired, strict=True):
                 column[seed] = token
                 if rule >= 0:

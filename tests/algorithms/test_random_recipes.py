@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.algorithms.held import watched
 from tests.algorithms.toys import EOS, toy_recipe
 from tests.reference.reference import Decision, Output, ReferenceModels, Rule, Step, stay
 from tests.reference.rules import Budgeted, entropy, latest, mean
@@ -158,7 +159,7 @@ async def test_any_recipe_does_what_a_naive_loop_does(
             expected[seed] = models.run(meaning, prompt, LENGTH, seed=seed)
         except RuntimeError:
             expected[seed] = "livelock"
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, watched():
         compiled = toy_recipe(Path(folder), recipe, **options)
         async with Router(compiled, observer=log) as router:
             got = await outcomes(router)

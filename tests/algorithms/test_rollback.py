@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.algorithms.held import watched
 from tests.algorithms.toys import toy_recipe
 from tests.exactness import answers
 from tests.recipes_python import handoffs
-from tests.reference.cases import DEMO
+from tests.reference.cases import DEMO, r_stitch
 from tests.reference.record import Recorded
 from tests.test_router import Log
 from tests.toy.engine import toy_logits
@@ -113,6 +114,31 @@ async def test_drafts_of_any_length_give_the_same_text(alone: Recorded) -> None:
     assert all(text == texts[0] for text in texts)
 
 
+async def test_a_step_is_drafted_and_checked_as_a_whole(alone: Recorded) -> None:
+    """Steps end with a space here; what is shown at once is a step, or what of it is right."""
+    recipe = {
+        "name": "steps",
+        "entry": "slm",
+        "rollback": 60,
+        "rollback_to": " ",
+        "models": {
+            "slm": {"path": str(DEMO / "small"), "dtype": "float32"},
+            "llm": {"path": str(DEMO / "large"), "dtype": "float32", "verify": True},
+        },
+        "routes": {
+            "slm": [{"at": " ", "to": "llm", "send": "keep"}, {"after": 50, "to": "llm", "send": "keep"}],
+            "llm": [{"after": 1, "to": "slm", "send": "keep"}],
+        },
+    }
+    async with Router(recipe) as router:
+        for index in (0, 1, 5, 6):
+            events = await streamed(router, alone.prompts[index], max_tokens=300)
+            whole = events[-1].completion
+            assert whole is not None
+            assert tuple(whole.token_ids) == alone.traces[r_stitch(-1.0), index].tokens[:300]
+            assert max(len(event.tokens) for event in events) > 5
+
+
 def speculative(folder: Path, **options: Any) -> Any:
     recipe = {
         "rollback": 5,
@@ -198,7 +224,7 @@ async def test_any_way_of_drafting_gives_the_text_of_the_model_that_checks(
         assert events[-1].completion is not None
         assert events[-1].completion.token_ids == shown[seed]
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, watched():
         async with (
             Router(toy_recipe(Path(folder), recipe, **options)) as router,
             anyio.create_task_group() as tasks,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.dsl.recipes import CHECKED, GATED, MIXED, problems, replaced
+from tokenflow.dsl.describe import describe
 from tokenflow.dsl.ir import BudgetIR, Expr, HeadIR, RecipeIR, RuleIR
 from tokenflow.dsl.load import load_recipe
 
@@ -71,6 +72,7 @@ def test_heads_belong_to_the_model_whose_rules_ask_them() -> None:
     }
     assert recipe.routes["slm"][0].when == (">=", ("head", "gate"), ("threshold", "gate"))
     assert load(GATED, "heads.gate.threshold=0.7").heads["gate"].threshold == 0.7
+    assert load(GATED, "heads.gate.dtype=bfloat16").heads["gate"].dtype == "bfloat16"
 
 
 def test_local_paths_of_heads_become_absolute(tmp_path: Path) -> None:
@@ -152,13 +154,22 @@ def test_tentative_tokens_and_who_checks_them() -> None:
     recipe = load(CHECKED)
     assert recipe.rollback == 8
     assert [model.config.verify for model in recipe.models] == [False, True]
+    assert recipe.rollback_to is None
+    assert load(CHECKED, r'rollback_to="\n\n"').rollback_to == ("at", "\n\n")
     assert load(GATED).rollback == 0
+
+
+def test_what_happens_when_a_model_is_given_up() -> None:
+    assert load(MIXED).on_failure == "fail"
+    recipe = load(MIXED.replace("models:", DEGRADE))
+    assert recipe.on_failure == "degrade"
+    assert "on failure: goes on without a model that is given up" in describe(recipe)
 
 
 NAME = 'expected a name of letters, digits, "_" and "-" that begins with a letter'
 GATE = "{kind: r2r, path: owner/repo/sub/router.pt, threshold: 0.4}"
 HEADS = [
-    (GATE, "3", ["6:9: error: heads.gate: expected a mapping with the keys kind, path, threshold, got 3"]),
+    (GATE, "3", ["6:9: error: heads.gate: expected a mapping with the keys kind, path, threshold, ..., got 3"]),
     (GATE, "{path: o/r}", ['6:3: error: heads.gate: missing key "kind" (r2r, citer, co_llm)']),
     (GATE, "{kind: citer}", ['6:3: error: heads.gate: missing key "path" (a checkpoint file or directory)']),
     ("kind: r2r", "kind: r3r", ['6:16: error: heads.gate.kind: expected one of r2r, citer, co_llm, got "r3r" (did you mean "r2r"?)']),
@@ -167,6 +178,8 @@ HEADS = [
     ("path: owner/repo/sub/router.pt", "path: a b", ['6:27: error: heads.gate.path: "a b" is neither a file, a directory nor a hub path (owner/name/file)']),
     ("threshold: 0.4", "threshold: x", ['6:64: error: heads.gate.threshold: expected a number, got "x"']),
     ("threshold: 0.4", "treshold: 0.4", ['6:53: error: heads.gate.treshold: unknown key (did you mean "threshold"?)']),
+    ("threshold: 0.4", "dtype: int8", ['6:60: error: heads.gate.dtype: expected one of float32, bfloat16, float16, got "int8"']),
+    ("kind: co_llm", "kind: co_llm, dtype: float32", ["7:25: error: heads.defer.dtype: a co_llm head is a row of its model, and computes in the model's dtype: remove this"]),
     ("  defer: {kind: co_llm}\n", "  defer: {kind: co_llm}\n  idle: {kind: co_llm}\n", ['8:3: error: heads.idle: no rule asks it: use head("idle") in the rules of a model, or remove it']),
     ("  defer: {kind: co_llm}\n", "  defer: {kind: co_llm}\n  my idle: {kind: co_llm}\n", [
         f'8:3: error: heads."my idle": {NAME}',
@@ -250,8 +263,13 @@ BUDGETS = [
 ]  # fmt: skip
 ROLLBACKS = [
     ("rollback: 8", "rollback: 0", ["6:11: error: rollback: must be at least 1, got 0"]),
-    ("rollback: 8", "rollback: 65", ["6:11: error: rollback: must be at most 64, got 65"]),
+    ("rollback: 8", "rollback: 513", ["6:11: error: rollback: must be at most 512, got 513"]),
     ("rollback: 8", "rollback: all", ['6:11: error: rollback: expected a whole number, got "all"']),
+    ("rollback: 8", 'rollback_to: "x"', [
+        '5:36: error: models.llm.verify: nothing to verify without "rollback: n", the number of tokens that may be tentative',
+        '6:1: error: rollback_to: it needs "rollback: n", the most tokens of a step that may be tentative',
+    ]),
+    ("rollback: 8", 'rollback: 8\nrollback_to: ""', ["7:14: error: rollback_to: must not be empty"]),
     ("rollback: 8", "rollback:", ["6:10: error: rollback: expected a whole number, got nothing"]),
     ("rollback: 8\n", "", ['5:36: error: models.llm.verify: nothing to verify without "rollback: n", the number of tokens that may be tentative']),
     ("verify: true", "verify: false", ['6:1: error: rollback: no model has "verify: true": tentative tokens need one that checks them']),
@@ -261,10 +279,18 @@ ROLLBACKS = [
     ]),
 ]  # fmt: skip
 
+DEGRADE = "on_failure: degrade\nmodels:"
+FAILURES = [
+    (MIXED, "models:", "on_failure: ignore\nmodels:", ['3:13: error: on_failure: expected one of fail, degrade, got "ignore"']),
+    (CHECKED, "models:", DEGRADE, ["3:13: error: on_failure: tentative tokens need the model that checks them: say fail, or leave it out"]),
+    ("name: alone\nentry: slm\nmodels: {slm: owner/small}", "models:", DEGRADE, ["3:13: error: on_failure: there is no other model to go on with: say fail, or leave it out"]),
+]  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("text", "old", "new", "lines"),
     [
+        *FAILURES,
         *((GATED, *case) for case in HEADS + CONDITIONS),
         *((MIXED, *case) for case in DRAWS + BUDGETS),
         *((CHECKED, *case) for case in ROLLBACKS),
@@ -281,7 +307,7 @@ WRONG_OVERRIDES = [
     (GATED, "heads.gat.threshold=1", 'heads.gat: unknown head (did you mean "gate"?)'),
     (GATED, "heads.gate.thresholds=1", "heads.gate.thresholds: unknown key here: it belongs under batching"),
     (GATED, "routes.llm[0].after=0", "routes.llm[0].after: must be at least 1, got 0"),
-    (CHECKED, "rollback=99", "rollback: must be at most 64, got 99"),
+    (CHECKED, "rollback=999", "rollback: must be at most 512, got 999"),
 ]
 
 

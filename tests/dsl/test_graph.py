@@ -142,6 +142,9 @@ def test_the_summary_tells_of_everything_that_a_recipe_can_have() -> None:
     assert "  mid  if draw < 0.5 / (0.5 + 0.3 + w * 2): to slm, keep" in mixed
     assert mixed[-2] == "budgets: llm at most 25% of the tokens and 100 tokens"
     assert describe(load(CHECKED)).splitlines()[-2] == "rollback: up to 8 tentative tokens, checked by llm"
+    by_step = load(CHECKED, r'rollback_to="\n\n"')
+    expected = r'rollback: up to 8 tentative tokens, the last step by at("\n\n"), checked by llm'
+    assert describe(by_step).splitlines()[-2] == expected
     assert describe(scripted()).splitlines()[5:8] == [
         "routes:",
         "  slm  route uncertain, send without_last in script.py",

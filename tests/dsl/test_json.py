@@ -19,7 +19,15 @@ from tokenflow.types import ModelConfig
 RECIPES = Path(__file__).parents[2] / "recipes"
 SCHEMA = RECIPES / "recipe.schema.json"
 MODELINE = re.compile(r"# yaml-language-server: \$schema=(\S+)\n")
-SHAPES = [shapes.Model, shapes.Head, shapes.Rule, shapes.Budget, shapes.Batching]
+SHAPES = [
+    shapes.Model,
+    shapes.Endpoint,
+    shapes.Head,
+    shapes.Rule,
+    shapes.Budget,
+    shapes.Batching,
+    shapes.Assume,
+]
 
 
 @pytest.fixture

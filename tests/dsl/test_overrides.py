@@ -12,7 +12,10 @@ from tests.dsl.recipes import PAIR, changed, problems
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.load import load_recipe
 
-TOP_KEYS = "name, description, entry, params, models, heads, routes, draw, budgets, rollback, batching"
+TOP_KEYS = (
+    "name, description, entry, params, models, heads, routes, draw, budgets, rollback, rollback_to, "
+    "on_failure, batching"
+)
 FORM = 'expected KEY.PATH=VALUE, as in "params.tau=0.1"'
 CONDITION = 'expected a condition, got a number: compare it, as in "entropy > 0.5"'
 
@@ -110,7 +113,10 @@ WRONG = [
     ("models.zzz=x", "models.zzz: unknown model (known: slm, llm)"),
     ("models.llm.engin=torch", 'models.llm.engin: unknown key (did you mean "engine"?)'),
     ("models.llm.thresholds=1", "models.llm.thresholds: unknown key here: it belongs under batching"),
-    ("models.llm.engine=tohrc", 'models.llm.engine: expected one of torch, sglang, got "tohrc" (did you mean "torch"?)'),
+    (
+        "models.llm.engine=tohrc",
+        'models.llm.engine: expected one of torch, sglang, openai, sim, got "tohrc" (did you mean "torch"?)',
+    ),
     ("models.llm.kv_cache=0", "models.llm.kv_cache: must be at least 1, got 0"),
     ("models.llm.path=a/b/c", 'models.llm.path: "a/b/c" is neither a directory nor a hub id (owner/name)'),
     ("models.llm.path.x=3", "models.llm.path.x: models.llm.path is a single value, without keys"),
@@ -158,7 +164,7 @@ def test_an_override_can_mend_a_recipe() -> None:
 def test_an_override_below_a_value_of_the_wrong_type_is_refused() -> None:
     text = changed("{policy: fixed, thresholds: {slm: 1, llm: 2}}", "3")
     assert problems(text, ["batching.policy=auto", "batching.thresholds.llm=2"]) == [
-        "recipe.yaml:12:11: error: batching: expected a mapping with the keys policy, thresholds, got 3",
+        "recipe.yaml:12:11: error: batching: expected a mapping with the keys policy, thresholds, assume, got 3",
         "--set batching.policy=auto: error: batching.policy: cannot be set: batching is 3 in the recipe",
         "--set batching.thresholds.llm=2: error: batching.thresholds: cannot be set: batching is 3 in the recipe",
     ]

@@ -16,10 +16,14 @@ NAME = 'expected a name of letters, digits, "_" and "-" that begins with a lette
 PARAM_NAME = 'expected a name of letters, digits and "_" that begins with a letter'
 SIGNALS = "entropy, entropy_nats, confidence, margin, logprob, token, position, run_length, draw"
 FUNCTIONS = "abs, max, min, head, threshold, at, follows, window, momentum"
-TOP_KEYS = "name, description, entry, params, models, heads, routes, draw, budgets, rollback, batching"
+TOP_KEYS = (
+    "name, description, entry, params, models, heads, routes, draw, budgets, rollback, rollback_to, "
+    "on_failure, batching"
+)
 MODEL_KEYS = (
     "path, engine, dtype, device, context_length, kv_cache, max_requests, max_batch_tokens, "
-    "prefix_cache, threads, tensor_parallel, verify"
+    "prefix_cache, threads, tensor_parallel, verify, endpoint, latency_ms, routing, trace, load_timeout, "
+    "step_timeout, restarts"
 )
 SEND = '("keep" commits the sampled token, "drop_last" leaves its position to the next model)'
 CONDITION = 'missing a condition: "when" (an expression), "after" (so many tokens) or "at" (a text)'
@@ -158,13 +162,14 @@ MODELS = [
         "dtype: bfloat16",
         "engine: tohrc",
         [
-            '6:36: error: models.llm.engine: expected one of torch, sglang, got "tohrc" (did you mean "torch"?)'
+            "6:36: error: models.llm.engine: expected one of torch, sglang, openai, sim, "
+            'got "tohrc" (did you mean "torch"?)'
         ],
     ),
     (
         "dtype: bfloat16",
         "engine: vllm",
-        ['6:36: error: models.llm.engine: expected one of torch, sglang, got "vllm"'],
+        ['6:36: error: models.llm.engine: expected one of torch, sglang, openai, sim, got "vllm"'],
     ),
     (
         "dtype: bfloat16",
@@ -316,7 +321,10 @@ BATCHING = [
     (
         "policy: fixed",
         "policy: fixd",
-        ['12:20: error: batching.policy: expected one of auto, fixed, got "fixd" (did you mean "fixed"?)'],
+        [
+            "12:20: error: batching.policy: expected one of auto, eager, fixed, planned, lookahead, "
+            'got "fixd" (did you mean "fixed"?)'
+        ],
     ),
     ("policy: fixed", "polcy: fixed", ['12:12: error: batching.polcy: unknown key (did you mean "policy"?)']),
     (
@@ -335,7 +343,7 @@ BATCHING = [
     (
         "{policy: fixed, thresholds: {slm: 1, llm: 2}}",
         "fixed",
-        ['12:11: error: batching: expected a mapping with the keys policy, thresholds, got "fixed"'],
+        ['12:11: error: batching: expected a mapping with the keys policy, thresholds, assume, got "fixed"'],
     ),
     (
         "batching: {",
@@ -479,13 +487,13 @@ def test_a_recipe_given_as_data_is_checked_in_the_same_way() -> None:
     recipe = {
         "name": "pair",
         "entry": "slm",
-        "models": {"slm": {"path": "owner/small", "engin": "torch"}, 3: "x", "llm": b"owner/large"},
+        "models": {"slm": {"path": "owner/small", "engin": "torch"}, None: "x", "llm": b"owner/large"},
         "routes": {"slm": ({"when": "entropi > 1", "to": "llm", "send": "keep"},)},
     }
     with pytest.raises(RecipeError) as caught:
         load_recipe(recipe)
     assert [str(problem) for problem in caught.value.problems] == [
-        "<recipe>: error: models: a key must be text, got 3",
+        "<recipe>: error: models: a key must be text, got nothing",
         '<recipe>: error: models.slm.engin: unknown key (did you mean "engine"?)',
         "<recipe>: error: models.llm: expected a path or a mapping with the keys "
         "path, engine, dtype, ..., got a bytes",

@@ -133,7 +133,7 @@ def test_all_that_yaml_says_is_said_in_python(folder: Path) -> None:
         'recipe = Recipe("all", description="every part", entry="a", params={"k": 2},\n'
         '    batching={"policy": "fixed", "thresholds": {"b": 3}},\n'
         '    heads={"own": {"kind": "r2r", "path": "head.pt", "threshold": 0.5}, "co": {"kind": "co_llm"}},\n'
-        '    budgets={"b": {"max_tokens": 20}}, rollback=4)\n'
+        '    budgets={"b": {"max_tokens": 20}}, rollback=4, on_failure="fail")\n'
         'a = recipe.model("a", Path("here"), heads=["own"], threads=2)\n'
         'b = recipe.model("b", "owner/b", verify=True)\n'
         'b.rules([{"when": "head(\\"co\\") > k", "to": "a", "send": "keep"}])\n'
@@ -146,7 +146,7 @@ def test_all_that_yaml_says_is_said_in_python(folder: Path) -> None:
     assert {name: head.model for name, head in recipe.heads.items()} == {"own": "a", "co": "b"}
     assert recipe.heads["own"].path == str(head)
     assert recipe.budgets["b"].max_tokens == 20
-    assert (recipe.rollback, recipe.model("b").config.verify) == (4, True)
+    assert (recipe.rollback, recipe.model("b").config.verify, recipe.on_failure) == (4, True, "fail")
     assert (recipe.model("a").config.path, recipe.model("a").config.threads) == (str(folder / "here"), 2)
     assert recipe.python["a"].heads == ("own",)
 
@@ -208,7 +208,7 @@ WRONG = [
     ('Recipe("pair"', "Recipe(3", ["3:10: error: name: expected text, got 3"]),
     ('{"tau": 0.03}', '{"tau": "x"}', ['3:10: error: params.tau: expected a number, got "x"']),
     ('{"tau": 0.03}', "{}", [
-        '8:2: error: models.slm.route: takes "tau", which is no parameter of the recipe (params: none)',
+        '8:2: error: models.slm.route: takes "tau", which is neither a parameter of the recipe nor a signal of the model (known: none)',
         '18:1: error: routes.llm[0].when: column 12: unknown name "tau" (signals: SIGNALS; params: none)',
     ]),
     ('{"tau": 0.03}', '{"tau": 0.03, "entropy": 1}', [
@@ -249,10 +249,10 @@ WRONG = [
         "themselves",
     ]),
     ("(result, tau)", "(result, tua)", [
-        '8:2: error: models.slm.route: takes "tua", which is no parameter of the recipe (did you mean "tau"?)',
+        '8:2: error: models.slm.route: takes "tua", which is neither a parameter of the recipe nor a signal of the model (did you mean "tau"?)',
     ]),
     ("(result, tau)", "(result, tau, eta=1)", [
-        '8:2: error: models.slm.route: takes "eta", which is no parameter of the recipe (did you mean "tau"?)',
+        '8:2: error: models.slm.route: takes "eta", which is neither a parameter of the recipe nor a signal of the model (did you mean "tau"?)',
     ]),
     ("(result, tau)", "()", [
         "8:2: error: models.slm.route: must take the step's result: def route(result)",
@@ -294,6 +294,71 @@ def test_what_is_wrong_is_reported_with_its_line(old: str, new: str, lines: list
     signals = ", ".join(SIGNALS)
     expected = [f"recipe.py:{line.replace('SIGNALS', signals)}" for line in lines]
     assert problems(changed(old, new)) == expected
+
+
+SIGNALLED = changed("(result, tau)", "(result, smooth, step)", changed(
+    '"owner/small")',
+    '"owner/small", signals={"smooth": "momentum(entropy - tau, 0.9)", "step": \'at("\\\\n")\'})',
+))  # fmt: skip
+
+
+def test_expressions_that_a_route_reads_are_part_of_the_frozen_form() -> None:
+    recipe = load(SIGNALLED)
+    assert recipe.python["slm"].signals == {
+        "smooth": ("momentum", ("-", ("signal", "entropy"), ("param", "tau")), 0.9),
+        "step": ("at", "\n"),
+    }
+    assert json.loads(to_json(recipe))["python"]["slm"]["signals"]["step"] == ["at", "\n"]
+    shown = 'route uncertain, send without_last in recipe.py; reads smooth = momentum(entropy - tau, 0.9), step = at("\\n")'
+    assert shown in describe(recipe)
+
+
+def test_heads_in_declared_expressions_belong_to_the_model(folder: Path) -> None:
+    (folder / "head.pt").touch()
+    text = changed("momentum(entropy - tau, 0.9)", "window(head('own'), 3)", SIGNALLED)
+    text = changed(
+        'params={"tau": 0.03}',
+        'params={"tau": 0.03}, heads={"own": {"kind": "r2r", "path": "head.pt"}}',
+        text,
+    )
+    assert load(text).heads["own"].model == "slm"
+
+
+@pytest.mark.parametrize(
+    ("signals", "lines"),
+    [
+        ("3", ["signals: expected a mapping of names to expressions, got 3"]),
+        ('{"smooth": 3}', ["signals.smooth: expected an expression, got 3"]),
+        ("{3: 'entropy'}", ["signals: a name must be text, got 3"]),
+        ('{"tau": "entropy"}', ['signals.tau: "tau" is a parameter: choose another name']),
+        ('{"entropy": "margin"}', ['signals.entropy: "entropy" is a signal: choose another name']),
+        ('{"at": "margin"}', ['signals.at: "at" is a word of expressions: choose another name']),
+        (
+            '{"a b": "margin"}',
+            ['signals."a b": expected a name of letters, digits and "_" that begins with a letter'],
+        ),
+        ('{"x": "entropi + 1"}', ['signals.x: column 1: unknown name "entropi" (did you mean "entropy"?)']),
+        ('{"x": "entropy >"}', ["signals.x: column 10: the expression ends where a value is missing"]),
+        (
+            '{"x": "head(\'own\')", "y": "window(window(entropy, 2), 2)"}',
+            [
+                'signals.x: column 6: unknown head "own" (heads: none)',
+                'signals.y: column 8: "window" cannot stand inside "window"',
+            ],
+        ),
+    ],
+)
+def test_declared_expressions_that_are_wrong_are_reported(signals: str, lines: list[str]) -> None:
+    text = changed('"owner/small")', f'"owner/small", signals={signals})')
+    assert problems(text) == [f"recipe.py:4:7: error: models.slm.{line}" for line in lines]
+
+
+def test_only_a_route_in_python_reads_signals() -> None:
+    text = changed('dtype="bfloat16")', 'signals={"x": "entropy"})')
+    assert problems(text) == [
+        "recipe.py:5:7: error: models.llm.signals: only a route in Python reads signals by name; rules say "
+        "theirs themselves"
+    ]
 
 
 def test_every_problem_is_reported_at_once() -> None:
@@ -553,7 +618,18 @@ def test_checking_a_recipe_in_python_loads_no_torch(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["r_stitch.py", "r_stitch_classes.py"])
 def test_the_recipes_in_python_say_what_the_one_in_yaml_does(name: str) -> None:
     recipe, yaml = load_recipe(RECIPES / name), load_recipe(RECIPES / "r_stitch.yaml")
-    for part in ("name", "entry", "models", "params", "batching", "heads", "draw", "budgets", "rollback"):
+    for part in (
+        "name",
+        "entry",
+        "models",
+        "params",
+        "batching",
+        "heads",
+        "draw",
+        "budgets",
+        "rollback",
+        "on_failure",
+    ):
         assert getattr(recipe, part) == getattr(yaml, part)
     assert recipe.reachable() == yaml.reachable()
     assert set(recipe.python) == {"slm", "llm"}

@@ -15,7 +15,10 @@ from tokenflow.errors import RecipeError
 
 MISSING = [f'recipe.yaml:1:1: error: missing key "{key}"' for key in ("name", "models", "entry")]
 KEYS = "expected a mapping with the keys of a recipe"
-TOP_KEYS = "name, description, entry, params, models, heads, routes, draw, budgets, rollback, batching"
+TOP_KEYS = (
+    "name, description, entry, params, models, heads, routes, draw, budgets, rollback, rollback_to, "
+    "on_failure, batching"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,8 @@
 """The engine protocol as tests: derive from :class:`EngineConformance` and give it a ``make`` fixture.
 
+An engine that shows the logits of the last position only, and has no cache of its own, derives from
+:class:`SlotConformance`, which is the part that applies.
+
 ``make(**config)`` builds a fresh engine over one fixed float32 model with a vocabulary of at least 32 ids and
 a context of at least 128 tokens; ``config`` overrides fields of ``ModelConfig``.  The reference of every test
 is the engine itself, used in the simplest way: one slot, everything fed at once, nothing cached.
@@ -48,6 +51,12 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=TOLERANCE * scale)
 
 
+def fill(engine: Engine, tokens: Sequence[int]) -> tuple[int, Tensor]:
+    """Open a slot for ``tokens`` and feed what is not cached; the slot and the logits of the last, [V]."""
+    slot, cached = engine.open(tokens)
+    return slot, engine.step([Extend(slot, tokens[cached:])]).logits[0]
+
+
 def feed(engine: Engine, tokens: Sequence[int], chunk: int | None = None) -> tuple[int, Tensor]:
     """Open a slot for ``tokens`` and feed what is not cached; the slot and the logits of the fed ones."""
     slot, cached = engine.open(tokens)
@@ -56,12 +65,146 @@ def feed(engine: Engine, tokens: Sequence[int], chunk: int | None = None) -> tup
     return slot, torch.cat([engine.step([Extend(slot, part, "all")]).logits for part in chunks])
 
 
-class EngineConformance:
-    """What every engine must do; see the module's docstring."""
+class SlotConformance:
+    """What every engine must do with its slots; see the module's docstring."""
 
     @pytest.fixture
     def make(self) -> Make:
         raise NotImplementedError("override this fixture in the test class of your engine")
+
+    @pytest.fixture
+    def expected(self, make: Make) -> Callable[[Sequence[int]], Tensor]:
+        """Logits of the last position of a sequence, [1, V], from a fresh slot."""
+        engine = make(**ROOMY, prefix_cache=False)
+
+        def logits(tokens: Sequence[int]) -> Tensor:
+            slot, last = fill(engine, tokens)
+            engine.release(slot)
+            return last[None]
+
+        return logits
+
+    def test_members_may_leave_a_batch_and_come_back(
+        self, make: Make, expected: Callable[[Sequence[int]], Tensor]
+    ) -> None:
+        engine = make(**ROOMY)
+        sequences = [tokens_of(10 + 9 * seed, seed) for seed in range(6)]
+        slots = [fill(engine, tokens)[0] for tokens in sequences]
+        for turn, present in enumerate(([0, 1, 2, 3, 4, 5], [1, 3, 5], [0, 2, 3], [4], [5, 4, 0, 1])):
+            token = 3 + turn
+            output = engine.step([Extend(slots[i], [token]) for i in present])
+            for i in present:
+                sequences[i].append(token)
+            close(output.logits, torch.stack([expected(sequences[i])[-1] for i in present]))
+
+    def test_length_counts_what_was_fed(self, make: Make) -> None:
+        engine = make(**ROOMY)
+        slot, _ = engine.open([1, 2, 3, 4])
+        assert engine.length(slot) == 0
+        engine.step([Extend(slot, [1, 2])])
+        engine.step([Extend(slot, [3])])
+        assert engine.length(slot) == 3
+
+    @pytest.mark.parametrize("length", [-1, 11])
+    def test_a_slot_cannot_be_truncated_to_what_it_does_not_hold(self, make: Make, length: int) -> None:
+        engine = make(**ROOMY)
+        slot, _ = fill(engine, tokens_of(10))
+        with pytest.raises(EngineError, match=r"holds 10"):
+            engine.truncate(slot, length)
+        assert engine.length(slot) == 10
+
+    def test_every_slot_can_be_taken_but_no_more(self, make: Make) -> None:
+        engine = make(kv_cache=256, max_requests=3)
+        slots = [fill(engine, tokens_of(5, seed))[0] for seed in range(3)]
+        assert len(set(slots)) == 3
+        with pytest.raises(EngineError, match=r"all 3 slots are taken"):
+            engine.open([1, 2])
+        engine.release(slots[1])
+        assert engine.open([1, 2]).slot >= 0
+
+    def test_a_slot_cannot_outgrow_the_context(self, make: Make) -> None:
+        engine = make(kv_cache=512, max_requests=2, context_length=64)
+        slot, _ = fill(engine, tokens_of(64))
+        with pytest.raises(EngineError, match=r"context of 64"):
+            engine.step([Extend(slot, [1])])
+
+    def test_steps_that_make_no_sense_are_refused(self, make: Make) -> None:
+        engine = make(**ROOMY)
+        slot, _ = fill(engine, [1, 2, 3])
+        gone, _ = engine.open([4])
+        engine.release(gone)
+        vocabulary = engine.info.vocab_size
+        for extends, message in (
+            ([], "at least one extend"),
+            ([Extend(slot, [])], "no tokens"),
+            ([Extend(slot, [1]), Extend(slot, [2])], "twice"),
+            ([Extend(gone, [1])], "not open"),
+            ([Extend(slot, [vocabulary])], "outside the vocabulary"),
+            ([Extend(slot, [1, -1])], "outside the vocabulary"),
+        ):
+            with pytest.raises(EngineError, match=message):
+                engine.step(extends)
+        for call in (engine.length, engine.release, lambda closed: engine.truncate(closed, 0)):
+            with pytest.raises(EngineError, match="not open"):
+                call(gone)
+        assert engine.length(slot) == 3
+
+    def test_a_mixed_batch_gives_what_its_members_get_alone(
+        self, make: Make, expected: Callable[[Sequence[int]], Tensor]
+    ) -> None:
+        engine = make(**ROOMY)
+        lengths = [40, 7, 90, 22, 3, 61]
+        held = [0, 6, 80, 21, 2, 57]
+        sequences = [tokens_of(n, seed) for seed, n in enumerate(lengths)]
+        slots = [engine.open(tokens).slot for tokens in sequences]
+        for slot, tokens, count in zip(slots, sequences, held, strict=True):
+            if count:
+                engine.step([Extend(slot, tokens[:count], "none")])
+        output = engine.step(
+            [Extend(slot, tokens[count:]) for slot, tokens, count in zip(slots, sequences, held, strict=True)]
+        )
+        close(output.logits, torch.stack([expected(tokens)[-1] for tokens in sequences]))
+
+    def test_slots_can_be_opened_and_released_for_ever(
+        self, make: Make, expected: Callable[[Sequence[int]], Tensor]
+    ) -> None:
+        engine = make(kv_cache=128, max_requests=3)
+        open_slots: list[int] = []
+        for turn in range(40):
+            if len(open_slots) == 3:
+                engine.release(open_slots.pop(turn % 3))
+            tokens = tokens_of(30 + turn % 3, seed=turn % 7)
+            slot, logits = fill(engine, tokens)
+            open_slots.append(slot)
+            close(logits, expected(tokens)[-1])
+
+    def test_a_step_without_wanted_positions_fills_the_cache(
+        self, make: Make, expected: Callable[[Sequence[int]], Tensor]
+    ) -> None:
+        engine = make(**ROOMY)
+        tokens = tokens_of(20)
+        slot, _ = engine.open(tokens)
+        output = engine.step([Extend(slot, tokens[:13], "none")])
+        assert output.logits.shape == (0, engine.info.vocab_size)
+        assert output.hidden.shape == (0, engine.info.hidden_size)
+        assert engine.length(slot) == 13
+        close(engine.step([Extend(slot, tokens[13:])]).logits[0], expected(tokens)[-1])
+
+    @pytest.mark.parametrize("kept", [0, 1, 15, 39, 40])
+    def test_a_truncated_slot_forgets_what_followed(
+        self, make: Make, expected: Callable[[Sequence[int]], Tensor], kept: int
+    ) -> None:
+        engine = make(**ROOMY)
+        tokens = tokens_of(40)
+        slot, _ = fill(engine, tokens)
+        engine.truncate(slot, kept)
+        assert engine.length(slot) == kept
+        output = engine.step([Extend(slot, [7, 8])])
+        close(output.logits[0], expected([*tokens[:kept], 7, 8])[-1])
+
+
+class EngineConformance(SlotConformance):
+    """What an engine with a cache of its own must do beyond that."""
 
     @pytest.fixture
     def expected(self, make: Make) -> Callable[[Sequence[int]], Tensor]:
@@ -100,18 +243,6 @@ class EngineConformance:
         close(output.logits, torch.cat([expected(sequences[i])[parts[wanted[i]]] for i in order]))
         assert len(output.hidden) == len(output.logits)
 
-    def test_a_step_without_wanted_positions_fills_the_cache(
-        self, make: Make, expected: Callable[[Sequence[int]], Tensor]
-    ) -> None:
-        engine = make(**ROOMY)
-        tokens = tokens_of(20)
-        slot, _ = engine.open(tokens)
-        output = engine.step([Extend(slot, tokens[:13], "none")])
-        assert output.logits.shape == (0, engine.info.vocab_size)
-        assert output.hidden.shape == (0, engine.info.hidden_size)
-        assert engine.length(slot) == 13
-        close(engine.step([Extend(slot, tokens[13:], "all")]).logits, expected(tokens)[13:])
-
     @pytest.mark.parametrize("chunk", [1, 3, 64, 70])
     def test_chunks_give_what_one_piece_gives(
         self, make: Make, expected: Callable[[Sequence[int]], Tensor], chunk: int
@@ -120,42 +251,14 @@ class EngineConformance:
         _, logits = feed(make(**ROOMY), tokens, chunk)
         close(logits, expected(tokens))
 
-    def test_a_mixed_batch_gives_what_its_members_get_alone(
-        self, make: Make, expected: Callable[[Sequence[int]], Tensor]
-    ) -> None:
-        engine = make(**ROOMY)
-        lengths = [40, 7, 90, 22, 3, 61]
-        held = [0, 6, 80, 21, 2, 57]
-        sequences = [tokens_of(n, seed) for seed, n in enumerate(lengths)]
-        slots = [engine.open(tokens).slot for tokens in sequences]
-        for slot, tokens, count in zip(slots, sequences, held, strict=True):
-            if count:
-                engine.step([Extend(slot, tokens[:count], "none")])
-        output = engine.step(
-            [Extend(slot, tokens[count:]) for slot, tokens, count in zip(slots, sequences, held, strict=True)]
-        )
-        close(output.logits, torch.stack([expected(tokens)[-1] for tokens in sequences]))
-
-    def test_members_may_leave_a_batch_and_come_back(
-        self, make: Make, expected: Callable[[Sequence[int]], Tensor]
-    ) -> None:
-        engine = make(**ROOMY)
-        sequences = [tokens_of(10 + 9 * seed, seed) for seed in range(6)]
-        slots = [feed(engine, tokens)[0] for tokens in sequences]
-        for turn, present in enumerate(([0, 1, 2, 3, 4, 5], [1, 3, 5], [0, 2, 3], [4], [5, 4, 0, 1])):
-            token = 3 + turn
-            output = engine.step([Extend(slots[i], [token]) for i in present])
-            for i in present:
-                sequences[i].append(token)
-            close(output.logits, torch.stack([expected(sequences[i])[-1] for i in present]))
-
-    def test_length_counts_what_was_fed(self, make: Make) -> None:
-        engine = make(**ROOMY)
-        slot, _ = engine.open([1, 2, 3, 4])
-        assert engine.length(slot) == 0
-        engine.step([Extend(slot, [1, 2])])
-        engine.step([Extend(slot, [3])])
-        assert engine.length(slot) == 3
+    def test_hidden_states_do_not_depend_on_how_their_tokens_were_fed(self, make: Make) -> None:
+        engine = make(**ROOMY, prefix_cache=False)
+        tokens = tokens_of(30)
+        whole, alone, pieces = (engine.open(tokens).slot for _ in range(3))
+        expected = engine.step([Extend(whole, tokens, "all")]).hidden
+        close(torch.cat([engine.step([Extend(alone, [token])]).hidden for token in tokens]), expected)
+        engine.step([Extend(pieces, tokens[:17], "none")])
+        close(engine.step([Extend(pieces, tokens[17:])]).hidden, expected[-1:])
 
     @pytest.mark.parametrize("kept", [0, 1, 15, 16, 17, 39, 40])
     def test_a_truncated_slot_goes_on_like_a_fresh_one(
@@ -169,14 +272,6 @@ class EngineConformance:
         more = tokens_of(25, seed=5)
         output = engine.step([Extend(slot, more, "all")])
         close(output.logits, expected([*tokens[:kept], *more])[kept:])
-
-    @pytest.mark.parametrize("length", [-1, 11])
-    def test_a_slot_cannot_be_truncated_to_what_it_does_not_hold(self, make: Make, length: int) -> None:
-        engine = make(**ROOMY)
-        slot, _ = feed(engine, tokens_of(10))
-        with pytest.raises(EngineError, match=r"holds 10"):
-            engine.truncate(slot, length)
-        assert engine.length(slot) == 10
 
     @pytest.mark.parametrize("other", [0, 40, 50])
     def test_a_released_prefix_is_reused_and_changes_nothing(
@@ -245,28 +340,6 @@ class EngineConformance:
         engine.release(slot)
         assert engine.open(tokens).cached == 0
 
-    def test_slots_can_be_opened_and_released_for_ever(
-        self, make: Make, expected: Callable[[Sequence[int]], Tensor]
-    ) -> None:
-        engine = make(kv_cache=128, max_requests=3)
-        open_slots: list[int] = []
-        for turn in range(40):
-            if len(open_slots) == 3:
-                engine.release(open_slots.pop(turn % 3))
-            tokens = tokens_of(30 + turn % 3, seed=turn % 7)
-            slot, logits = feed(engine, tokens)
-            open_slots.append(slot)
-            close(logits[-1], expected(tokens)[-1])
-
-    def test_every_slot_can_be_taken_but_no_more(self, make: Make) -> None:
-        engine = make(kv_cache=256, max_requests=3)
-        slots = [feed(engine, tokens_of(5, seed))[0] for seed in range(3)]
-        assert len(set(slots)) == 3
-        with pytest.raises(EngineError, match=r"all 3 slots are taken"):
-            engine.open([1, 2])
-        engine.release(slots[1])
-        assert engine.open([1, 2]).slot >= 0
-
     def test_the_whole_capacity_can_be_used_after_prefixes_filled_it(
         self, make: Make, expected: Callable[[Sequence[int]], Tensor]
     ) -> None:
@@ -299,33 +372,6 @@ class EngineConformance:
         tokens = tokens_of(min(engine.info.context_length, engine.info.kv_capacity))
         _, logits = feed(engine, tokens, chunk=50)
         close(logits[-1], expected(tokens)[-1])
-
-    def test_a_slot_cannot_outgrow_the_context(self, make: Make) -> None:
-        engine = make(kv_cache=512, max_requests=2, context_length=64)
-        slot, _ = feed(engine, tokens_of(64))
-        with pytest.raises(EngineError, match=r"context of 64"):
-            engine.step([Extend(slot, [1])])
-
-    def test_steps_that_make_no_sense_are_refused(self, make: Make) -> None:
-        engine = make(**ROOMY)
-        slot, _ = feed(engine, [1, 2, 3])
-        gone, _ = engine.open([4])
-        engine.release(gone)
-        vocabulary = engine.info.vocab_size
-        for extends, message in (
-            ([], "at least one extend"),
-            ([Extend(slot, [])], "no tokens"),
-            ([Extend(slot, [1]), Extend(slot, [2])], "twice"),
-            ([Extend(gone, [1])], "not open"),
-            ([Extend(slot, [vocabulary])], "outside the vocabulary"),
-            ([Extend(slot, [1, -1])], "outside the vocabulary"),
-        ):
-            with pytest.raises(EngineError, match=message):
-                engine.step(extends)
-        for call in (engine.length, engine.release, lambda closed: engine.truncate(closed, 0)):
-            with pytest.raises(EngineError, match="not open"):
-                call(gone)
-        assert engine.length(slot) == 3
 
     def test_scores_are_the_logarithms_of_the_next_token_probabilities(
         self, make: Make, expected: Callable[[Sequence[int]], Tensor]

@@ -348,3 +348,12 @@ def test_numpy_agrees_that_the_inverse_of_the_cumulative_sum_is_drawn() -> None:
         [sampled] = Sampler(3, 500, ())(logits, [draw(seed, output=(1, 1), temperature=1.0)])
         point = uniform(seed, 0, 2, 3, "token") * mass[-1]
         assert sampled.token == int(np.searchsorted(mass, point, side="right"))
+
+
+def test_a_draw_among_a_few_is_one_with_top_k() -> None:
+    warm, narrow, cold = draw(temperature=1.0), draw(temperature=1.0, top_k=3), draw()
+    assert warm.among(5).params.top_k == 5
+    assert warm.among(5).tokens is warm.tokens
+    assert narrow.among(5) is narrow
+    assert narrow.among(2).params.top_k == 2
+    assert cold.among(1) is cold

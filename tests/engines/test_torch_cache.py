@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engines.tiny import VOCAB, make_model, some_tokens
-from tokenflow.engines.base import Extend
+from tokenflow.engines.base import Extend, Feed
+from tokenflow.engines.prefix import ROOT, BlockTrie, common_prefix
 from tokenflow.engines.torch import TorchEngine
 from tokenflow.engines.torch.config import ModelSpec, RopeSpec
-from tokenflow.engines.torch.kv import QUERY_BLOCK, CausalMasks, Feed, integers
+from tokenflow.engines.torch.kv import QUERY_BLOCK, CausalMasks, integers
 from tokenflow.engines.torch.linear import Linear
-from tokenflow.engines.torch.prefix import ROOT, BlockTrie, common_prefix
 from tokenflow.engines.torch.rows import RowCache, cuts
 from tokenflow.errors import EngineError, ModelLoadError
 from tokenflow.types import ModelConfig
@@ -381,7 +381,7 @@ def test_pages_of_equal_prompts_are_shared(model: Path) -> None:
         subject.step([Extend(slot, prompt[cached:])])
         slots.append(slot)
     assert cached == 128
-    used = {block for slot in slots for block in subject._cache._slots[slot].blocks}  # type: ignore[attr-defined]
+    used = {block for slot in slots for block in subject._cache._books.of(slot)}  # type: ignore[attr-defined]
     assert len(used) == 8 + 3
 
 
@@ -389,7 +389,7 @@ def test_the_default_capacity_holds_every_request_in_full_where_memory_allows(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine(model, paged=False, max_requests=3).info.kv_capacity == 3 * 256
-    monkeypatch.setattr("tokenflow.engines.torch.engine._CPU_MOST", 512 * 100)
+    monkeypatch.setattr("tokenflow.engines.memory._CPU_MOST", 512 * 100)
     assert engine(model, paged=False, max_requests=3).info.kv_capacity == 100
     assert engine(model, paged=True, max_requests=3).info.kv_capacity == 96
 

@@ -9,18 +9,14 @@ from tokenflow import BaseRouter, PeerReq, Recipe
 DEMO = "../../recipes/demo"
 SLM, MID, LLM = 1, 2, 3
 """Codes in a recipe of three models."""
-STEPS = [
-    {"when": 'momentum(at("Answer: "), 0.999) == 0', "at": " ", "to": "slm", "send": "keep"},
-    {"when": 'momentum(at("Answer: "), 0.999) == 0', "after": 24, "to": "slm", "send": "keep"},
-]
 
 
-def pair(name, slm, llm, *, small="small", verify=False, **data):
-    """A recipe over two demo models, each with its class (or rules, or nothing)."""
-    recipe = Recipe(name, **{"entry": "slm", **data})
+def pair(name, slm, llm, *, small="small", verify=False, signals=None, **data):
+    """A recipe over two demo models, each with its class or nothing; ``signals`` are those of each."""
+    recipe, signals = Recipe(name, **{"entry": "slm", **data}), signals or {}
     heads = list(data.get("heads", ()))
-    add(recipe, "slm", small, slm, "llm", heads=heads)
-    add(recipe, "llm", "large", llm, "slm", verify=verify)
+    add(recipe, "slm", small, slm, "llm", heads=heads, signals=signals.get("slm"))
+    add(recipe, "llm", "large", llm, "slm", verify=verify, signals=signals.get("llm"))
     return recipe
 
 
@@ -33,11 +29,8 @@ def trio(name, slm, mid, llm, **data):
 
 
 def add(recipe, name, folder, router, peer=None, **config):
-    classed = isinstance(router, type)
-    given = {"router": router, "peer": peer} if classed else {}
-    model = recipe.model(name, f"{DEMO}/{folder}", dtype="float32", **given, **config)
-    if router is not None and not classed:
-        model.rules(router)
+    given = {} if router is None else {"router": router, "peer": peer}
+    recipe.model(name, f"{DEMO}/{folder}", dtype="float32", **given, **config)
 
 
 class Dropping(BaseRouter):
@@ -139,6 +132,30 @@ class UncertainStep(Dropping):
         return torch.where(wanted, self.peer_idx, 0)
 
 
+class StepOver(BaseRouter):
+    def route(self, result):
+        over = result.signal("at_end") | (result.run_length >= 24)
+        return torch.where(over & result.signal("before_answer"), self.peer_idx, 0)
+
+
+class TooFewCertain(Dropping):
+    def route(self, result):
+        certain = result.signal("certain")
+        wanted = (certain <= self.low) | (result.signal("asked_before") & (certain <= self.high))
+        return torch.where(wanted, self.peer_idx, 0)
+
+
+class UncertainOfLate(Dropping):
+    def route(self, result):
+        now = torch.where(result.signal("asked_before"), result.signal("mean"), result.entropy_nats())
+        return torch.where(now >= self.h, self.peer_idx, 0)
+
+
+class DivergentOfLate(Dropping):
+    def route(self, result):
+        return torch.where(result.signal("divergent"), self.peer_idx, 0)
+
+
 class Called(BaseRouter):
     EQUALS = 34
 
@@ -190,8 +207,36 @@ margin = pair("margin", Close, BackAfterN, params={"t": 0.95, "n": 1})
 entropy = pair("entropy", UncertainInNats, BackAfterN, params={"h": 0.15, "n": 1})
 random = pair("random", ByChance, Back, params={"q": 0.2})
 think_answer = pair("think-answer", None, AnswerBegun, entry="llm")
-# A route sees one step: what is remembered over steps is left to rules.
-step_boundary = pair("step-boundary", UncertainStep, STEPS, params={"h": 0.1})
+step_boundary = pair(
+    "step-boundary",
+    UncertainStep,
+    StepOver,
+    params={"h": 0.1},
+    signals={"llm": {"before_answer": 'momentum(at("Answer: "), 0.999) == 0', "at_end": 'at(" ")'}},
+)
 tag_call = pair("tag-call", Called, BackAfterN, params={"n": 2}, budgets={"llm": {"max_tokens": 30}})
 speculative = pair("speculative", Drafted, Back, verify=True, rollback=4)
 cascade = trio("cascade", ByEntropy, ByEntropy, ByEntropy, entry="slm", params={"low": 0.03, "high": 0.1})
+ASKED = "run_length == 1 and position > 0"
+"""Whether the large model wrote the token before."""
+momentum = pair(
+    "momentum",
+    TooFewCertain,
+    Back,
+    params={"h": 0.15, "low": 0.35, "high": 0.75},
+    signals={"slm": {"certain": "momentum(entropy_nats < h, 0.7)", "asked_before": ASKED}},
+)
+rolling = pair(
+    "rolling",
+    UncertainOfLate,
+    Back,
+    params={"h": 0.15},
+    signals={"slm": {"mean": "window(entropy_nats, 3)", "asked_before": ASKED}},
+)
+neural_rolling = pair(
+    "neural-rolling",
+    DivergentOfLate,
+    Back,
+    heads={"divergence": {"kind": "r2r", "path": f"{DEMO}/heads/r2r/default_router.pt"}},
+    signals={"slm": {"divergent": 'window(head("divergence"), 3) >= threshold("divergence")'}},
+)

@@ -13,12 +13,17 @@ ANSWER = torch.tensor([38, 83, 88, 92, 74, 87, 31, 5])  # "Answer: "
 SPACE, EQUALS = 5, 34
 
 
-def pair(name, slm, llm, *, small="small", verify=False, **data):
-    """A recipe over two demo models from what decorates each: its route, and its send if it has one."""
-    recipe = Recipe(name, **{"entry": "slm", **data})
+def pair(name, slm, llm, *, small="small", verify=False, signals=None, **data):
+    """A recipe over two demo models from what decorates each: its route, and its send if it has one.
+
+    ``signals`` are those of each model.
+    """
+    recipe, signals = Recipe(name, **{"entry": "slm", **data}), signals or {}
+    config = {"dtype": "float32"}
+    heads = list(data.get("heads", ()))
     models = [
-        recipe.model("slm", f"{DEMO}/{small}", dtype="float32", heads=list(data.get("heads", ()))),
-        recipe.model("llm", f"{DEMO}/large", dtype="float32", verify=verify),
+        recipe.model("slm", f"{DEMO}/{small}", heads=heads, signals=signals.get("slm"), **config),
+        recipe.model("llm", f"{DEMO}/large", verify=verify, signals=signals.get("llm"), **config),
     ]
     return decorated(recipe, models, [slm, llm])
 
@@ -33,9 +38,7 @@ def trio(name, slm, mid, llm, **data):
 
 def decorated(recipe, models, functions):
     for model, (route, *send) in zip(models, functions, strict=True):
-        if isinstance(route, list):
-            model.rules(route)
-        elif route is not None:
+        if route is not None:
             model.route(route)
         for function in send:
             model.send(function)
@@ -112,6 +115,29 @@ def uncertain_step(result, h):
     return torch.where(wanted, LARGE, 0)
 
 
+def step_over(result, answering, at_end):
+    over = at_end | (result.run_length >= 24)
+    return torch.where(over & (answering == 0), SLM, 0)
+
+
+def too_few_certain(result, certain, low, high):
+    return torch.where((certain <= low) | (asked_before(result) & (certain <= high)), LARGE, 0)
+
+
+def uncertain_of_late(result, mean, h):
+    now = torch.where(asked_before(result), mean, result.entropy_nats())
+    return torch.where(now >= h, LARGE, 0)
+
+
+def asked_before(result):
+    """Whether the large model wrote the token before: a run of one token after the first."""
+    return (result.run_length == 1) & (result.position > 0)
+
+
+def divergent_of_late(result, mean):
+    return torch.where(mean >= result.threshold("divergence"), LARGE, 0)
+
+
 def called(result):
     return torch.where(result.next_token_ids == EQUALS, LARGE, 0)
 
@@ -147,12 +173,6 @@ def logu(result):
     return torch.where(-terms.sum(-1) >= 2.15, LARGE, 0)
 
 
-LATCHED = 'momentum(at("Answer: "), 0.999) == 0'
-STEPS = [
-    {"when": LATCHED, "at": " ", "to": "slm", "send": "keep"},
-    {"when": LATCHED, "after": 24, "to": "slm", "send": "keep"},
-]
-
 r_stitch = pair("r-stitch", [uncertain, drop], [certain], params={"tau": 0.03})
 r2r = pair(
     "r2r",
@@ -181,8 +201,13 @@ margin = pair("margin", [close, drop], [back_after_n], params={"t": 0.95, "n": 1
 entropy = pair("entropy", [uncertain_in_nats, drop], [back_after_n], params={"h": 0.15, "n": 1})
 random = pair("random", [by_chance, drop], [back], params={"q": 0.2})
 think_answer = pair("think-answer", [None], [answer_begun], entry="llm")
-# A route sees one step: what is remembered over steps is left to rules.
-step_boundary = pair("step-boundary", [uncertain_step, drop], [STEPS], params={"h": 0.1})
+step_boundary = pair(
+    "step-boundary",
+    [uncertain_step, drop],
+    [step_over],
+    params={"h": 0.1},
+    signals={"llm": {"answering": 'momentum(at("Answer: "), 0.999)', "at_end": 'at(" ")'}},
+)
 tag_call = pair("tag-call", [called], [back_after_n], params={"n": 2}, budgets={"llm": {"max_tokens": 30}})
 speculative = pair("speculative", [drafted], [back], verify=True, rollback=4)
 cascade = trio(
@@ -194,3 +219,24 @@ cascade = trio(
     params={"low": 0.03, "high": 0.1},
 )
 immediate = pair("immediate", [logu, drop], [back])
+momentum = pair(
+    "momentum",
+    [too_few_certain, drop],
+    [back],
+    params={"h": 0.15, "low": 0.35, "high": 0.75},
+    signals={"slm": {"certain": "momentum(entropy_nats < h, 0.7)"}},
+)
+rolling = pair(
+    "rolling",
+    [uncertain_of_late, drop],
+    [back],
+    params={"h": 0.15},
+    signals={"slm": {"mean": "window(entropy_nats, 3)"}},
+)
+neural_rolling = pair(
+    "neural-rolling",
+    [divergent_of_late, drop],
+    [back],
+    heads={"divergence": {"kind": "r2r", "path": f"{DEMO}/heads/r2r/default_router.pt"}},
+    signals={"slm": {"mean": 'window(head("divergence"), 3)'}},
+)

@@ -48,6 +48,8 @@ def misroute(result, fault):
         return [0] * rows
     if kind == 1:
         raise ValueError("no idea")
+    if kind == 9:
+        raise SystemExit(3)
     return [
         [0] * rows,
         ...,
@@ -105,3 +107,27 @@ def drop(req):
 @llm.receive
 def take_all_back(peer_req, req):
     return PeerReq(peer_req.rid, [], peer_req.loc - 4)
+
+
+remembering = Recipe("remembering", entry="slm", params={"tau": 0.42})
+slm = remembering.model(
+    "slm",
+    SMALL,
+    signals={"late": "window(entropy, 3)", "smooth": "momentum(token % 3 == 0, 0.6)", "digit": 'at("7")'},
+)
+llm = remembering.model("llm", SMALL, signals={"late": "window(entropy > tau, 4)"})
+
+
+@slm.route
+def uncertain_of_late(result, late, smooth, digit, tau):
+    return torch.where((late > tau) & (smooth < 0.5) | digit, LLM, 0)
+
+
+@slm.send
+def without_last(req):
+    return req.drop_last()
+
+
+@llm.route
+def certain_of_late(result):
+    return torch.where(result.signal("late") < 0.6, SLM, 0)

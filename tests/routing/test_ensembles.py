@@ -40,7 +40,7 @@ def next_writers(recipe: RecipeIR, numbers: list[float], params: Mapping[str, fl
             params={name: torch.full((len(numbers),), value) for name, value in params.items()},
             draws=torch.tensor(numbers, dtype=torch.float64),
         )
-        found.append([rules[i].to if i >= 0 else here.name for i in compiled(signals).tolist()])
+        found.append([rules[i].to if i >= 0 else here.name for i in compiled(signals)])
     return found
 
 
@@ -90,7 +90,7 @@ def test_draws_compare_in_double() -> None:
     rules = compile_rules([RouteRule(parse_condition("draw < 0.1"), 1)], ())
     draws = torch.tensor([0.1, math.nextafter(0.1, 0)], dtype=torch.float64)
     signals = Signals(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64), draws=draws)
-    assert rules(signals).tolist() == [-1, 0]
+    assert rules(signals) == [-1, 0]
 
 
 def gate(text: str, heads: Mapping[str, Any]) -> list[int]:
@@ -98,8 +98,7 @@ def gate(text: str, heads: Mapping[str, Any]) -> list[int]:
     rules = compile_rules([RouteRule(parse_condition(text, (), heads), 1)], (), heads)
     hidden = torch.tensor([[0.25, 1], [0.5, 1], [0.75, 1]], dtype=torch.bfloat16)
     signals = Signals(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64), hidden=hidden)
-    chosen: list[int] = rules(signals).tolist()
-    return chosen
+    return rules(signals)
 
 
 def test_a_head_scores_the_rows_and_its_threshold_decides() -> None:
@@ -132,6 +131,6 @@ def test_a_head_is_asked_once_per_step_and_with_raw_logits() -> None:
     ]
     rules = compile_rules([RouteRule(tree, 1) for tree in trees], (), heads)
     logits, tokens, hidden = torch.randn(1, 4), torch.tensor([3]), torch.tensor([[0.75]])
-    assert rules(Signals(logits, tokens, hidden=hidden, excluded=torch.tensor([2]))).tolist() == [2]
+    assert rules(Signals(logits, tokens, hidden=hidden, excluded=torch.tensor([2]))) == [2]
     ((given_hidden, given_tokens, given_logits),) = seen
     assert (given_hidden is hidden, given_tokens is tokens, given_logits is logits) == (True, True, True)

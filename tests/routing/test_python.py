@@ -10,12 +10,13 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tokenflow.dsl.expr import parse_condition
+from tokenflow.dsl.expr import parse_condition, parse_expression
 from tokenflow.errors import ModelLoadError, RouteFailed
 from tokenflow.routing.python import TAIL, LogitsOutput, PythonRoute, Result
 from tokenflow.routing.rules import compile_rules
@@ -52,10 +53,10 @@ IMPORTS = "import math\nimport torch\nfrom tokenflow import BaseRouter, PeerReq\
 AS_PRINTED = IMPORTS + LISTING.replace("finished=req.finished(), ...)", "finished=req.finished())")
 
 
-def signals(logits: Tensor, tau: list[float] | float = 0.03, **more: Tensor) -> Signals:
+def signals(logits: Tensor, tau: list[float] | float = 0.03, **more: Any) -> Signals:
     count = len(logits)
     values = torch.tensor(tau if isinstance(tau, list) else [tau] * count)
-    given: dict[str, Tensor] = {
+    given: dict[str, Any] = {
         "positions": torch.arange(count),
         "run_lengths": torch.arange(count) + 1,
         "draws": torch.linspace(0, 0.9, count, dtype=torch.float64),
@@ -82,7 +83,7 @@ def by_class(file: Path, name: str, code: int = SLM, peer: int = LLM) -> PythonR
 
 def by_rules(condition: str, destination: int) -> Callable[[Signals], list[int]]:
     rules = compile_rules([RouteRule(parse_condition(condition, ["tau"]), destination)], ["tau"])
-    return lambda given: [destination if fired == 0 else 0 for fired in rules(given).tolist()]
+    return lambda given: [destination if fired == 0 else 0 for fired in rules(given)]
 
 
 @pytest.fixture
@@ -201,7 +202,7 @@ def test_a_result_shows_what_the_signals_are() -> None:
         for name in ("position", "run_length", "draw", "tails"):
             assert torch.equal(getattr(result, name), getattr(given, name)[chosen])
         assert torch.equal(result.next_token_ids, given.token[chosen])
-        assert torch.equal(result.params["tau"], given.params["tau"][chosen])
+        assert torch.equal(result.params["tau"], given.param("tau")[chosen])
         assert torch.equal(result.logits_output.hidden_states, given.hidden[chosen])
         assert torch.equal(result.logits_output.next_token_logits, given.logits()[chosen])
 
@@ -238,6 +239,80 @@ def test_a_route_gets_the_heads_of_its_model(file: Path) -> None:
     spec = PythonSpec(str(file), "f", "", 0)
     routed = PythonRoute(spec, "slm", 1, 2, [], {"own": Doubled()})
     assert routed(signals(torch.eye(3)), [()] * 3) == [0, 0, 2]
+
+
+DECLARED = {
+    "smooth": "momentum(entropy, 0.5)",
+    "late": "window(entropy > tau, 2) == 1",
+    "parity": "token % 2",
+    "odds": "draw * 2",
+    "two": "2",
+    "ended": "true",
+}
+
+
+def declared(**texts: str) -> dict[str, object]:
+    return {name: parse_expression(text, ["tau"], ["own"]) for name, text in texts.items()}
+
+
+def test_declared_expressions_come_by_name_in_the_type_that_they_compute(file: Path) -> None:
+    file.write_text(
+        "from tokenflow import BaseRouter\nseen = []\n"
+        "def f(result, smooth, tau, **more):\n"
+        "    seen.append({'smooth': smooth, 'tau': tau, **more})\n"
+        "    return [0] * len(smooth)\n"
+        "class R(BaseRouter):\n    def route(self, result):\n"
+        "        names = ['smooth', 'late', 'parity', 'odds', 'two', 'ended']\n"
+        "        seen.append({name: result.signal(name) for name in names})\n"
+        "        return [0] * len(result.next_token_ids)\n"
+    )
+    state = [[0.5, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
+    given = signals(torch.tensor([[0.0, 0.0], [0.0, 9.0], [0.0, 0.0]]), [0.5, 0.5, 0.25], state=state)
+    spec = PythonSpec(str(file), "f", "", 0, declared(**DECLARED))
+    routed = PythonRoute(spec, "slm", SLM, 2, ["tau"])
+    assert (routed.tail, routed.memories.width) == (TAIL, 3)
+    routed(given, [(0.5,)] * 3)
+    kept = routed.memories.kept(given)
+    assert kept[0] == [pytest.approx(0.75), 1, 1]
+    spec = PythonSpec(str(file), "", "R", LLM, declared(**DECLARED))
+    PythonRoute(spec, "slm", SLM, 2, ["tau"])(given, [(0.5,), (0.5,), (0.25,)])
+    by_function, *by_class = _seen(routed)
+    dtypes = {name: value.dtype for name, value in by_function.items()}
+    assert dtypes.pop("tau") == dtypes["smooth"] == torch.float32
+    assert (dtypes["late"], dtypes["ended"], dtypes["parity"]) == (torch.bool, torch.bool, torch.int64)
+    assert (dtypes["odds"], dtypes["two"]) == (torch.float64, torch.int64)
+    assert by_function["smooth"].tolist() == pytest.approx([0.75, 0.0006, 1.0], abs=1e-3)
+    assert by_function["late"].tolist() == [True, False, False]
+    assert by_function["two"].tolist() == [2, 2, 2]
+    # Objects with other parameters see the rows that are theirs.
+    for name in DECLARED:
+        joined = torch.cat([part[name] for part in by_class])
+        assert torch.equal(joined, by_function[name])
+
+
+def _seen(route: PythonRoute) -> list[dict[str, Tensor]]:
+    seen: list[dict[str, Tensor]] = sys.modules[route._route.__module__].seen
+    return seen
+
+
+def test_a_declared_expression_may_ask_heads_and_look_far_back(file: Path) -> None:
+    file.write_text("def f(result, doubled, far):\n    return [2 if x else 0 for x in far & (doubled > 8)]\n")
+    tree = ("at", (tuple(range(TAIL + 4)),))
+    spec = PythonSpec(str(file), "f", "", 0, {**declared(doubled='head("own") * 2'), "far": tree})
+    routed = PythonRoute(spec, "slm", 1, 2, [], {"own": Doubled()})
+    assert routed.tail == TAIL + 3
+    tails = torch.stack([torch.arange(TAIL + 3)] * 3)
+    tails[1, 0] = 7
+    given = Signals(torch.zeros(3, 40), torch.full((3,), TAIL + 3), tails=tails, hidden=torch.zeros(3, 1))
+    assert routed(given, [()] * 3) == [2, 0, 2]
+    assert Result(given).tails.shape == (3, TAIL)
+
+
+def test_a_signal_that_nobody_declared_is_an_error_that_says_how(file: Path) -> None:
+    assert refusal(file, "return result.signal('smooth')") == (
+        "raised LookupError at line 5: no signal 'smooth' here: declare it with "
+        "recipe.model(..., signals={...})"
+    )
 
 
 def test_parameters_come_by_name_one_value_for_each_row(file: Path) -> None:

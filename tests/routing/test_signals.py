@@ -142,5 +142,7 @@ def test_positions_that_were_left_out_are_missed_when_read() -> None:
 
 def test_the_parameters_are_those_that_were_given() -> None:
     tau = torch.tensor([0.03])
-    assert signals([[1.0, 2.0]]).params == {}
-    assert Signals(torch.zeros(1, 2), torch.tensor([0]), params={"tau": tau}).params["tau"] is tau
+    assert not signals([[1.0, 2.0]]).names
+    given = Signals(torch.zeros(1, 2), torch.tensor([0]), params={"tau": tau})
+    assert list(given.names) == ["tau"]
+    assert given.param("tau") is tau

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +248,15 @@ def test_special_tokens_in_the_config_may_be_objects(tmp_path: Path) -> None:
     assert tokenizer.eos_ids == (2,)
     assert tokenizer.special_ids == {2}
     assert tokenizer.bos_id is None
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    tokenizer = Tokenizer.load(DEMO / "small")
+    turns = 0
+    with ThreadPoolExecutor(1) as pool:
+        encoded = pool.submit(tokenizer.encode, "12+30=42. " * 50_000)
+        while not encoded.done():
+            turns += 1
+    assert len(encoded.result()) >= 100_000
+    # Had the encoder kept the interpreter's lock, this thread would have had a handful.
+    assert turns > 10_000

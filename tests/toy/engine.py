@@ -1,12 +1,13 @@
 """A toy engine: logits are a pure function of the token ids, and trouble comes as a file says.
 
 ``toy.json`` in the model directory may hold: ``vocab_size`` (default: as the demo's 128), ``salt``
-(another salt, another model), ``context_length``, ``kv_capacity``, ``max_requests``, ``block_size``,
-``step_s`` (sleep per step), ``nan_first`` (a token id: logits of sequences that begin with it are NaN),
-``die_at_step`` (with exit code 9), ``raise_at_step``, ``fail_load`` (a message), ``die_loading`` (an exit
-code).  With ``script`` the logits are written down instead, for prompts of one token: a row for each number
-of output tokens so far, of which the last stands for all that follow.  A row is ``[token, height]``, one
-logit of that height above zeros, or the logits of the first ids, -inf for all others.
+(another salt, another model), ``ids`` (only ids below have a probability), ``context_length``,
+``kv_capacity``, ``max_requests``, ``block_size``, ``step_s`` (sleep per step), ``nan_first`` (a token id:
+logits of sequences that begin with it are NaN), ``die_at_step`` (with exit code 9), ``raise_at_step``,
+``fail_load`` (a message), ``die_loading`` (an exit code). With ``script`` the logits are written down
+instead, for prompts of one token: a row for each number of output tokens so far, of which the last stands for
+all that follow. A row is ``[token, height]``, one logit of that height above zeros, or the logits of the
+first ids, -inf for all others.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ class ToyEngine:
             return torch.full((self.info.vocab_size,), math.nan)
         if script := self._options.get("script"):
             return scripted_logits(script[min(len(tokens), len(script)) - 1], self.info.vocab_size)
-        return toy_logits(tokens, self.info.vocab_size, self._options.get("salt", 0))
+        logits = toy_logits(tokens, self.info.vocab_size, self._options.get("salt", 0))
+        logits[self._options.get("ids", len(logits)) :] = -math.inf
+        return logits
 
 
 def scripted_logits(row: Sequence[float], vocab_size: int) -> torch.Tensor:

@@ -48,6 +48,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.one_of(*map(values, arguments))
     if origin is list:
         return st.lists(values(arguments[0]), max_size=4)
+    if origin is dict:
+        return st.dictionaries(*map(values, arguments), max_size=3)
     if origin is tuple and arguments[-1] is Ellipsis:
         return st.lists(values(arguments[0]), max_size=4).map(tuple)
     if origin is tuple:

@@ -115,6 +115,7 @@ def test_a_worker_whose_router_is_gone_before_it_began_goes(worker: RealWorker) 
 
 
 def test_a_worker_whose_router_goes_while_it_imports_goes(worker: RealWorker) -> None:
+    worker.hello("engine")
     maps = Path(f"/proc/{worker.process.pid}/maps")
     until(lambda: "libtorch" in maps.read_text())
     worker.socket.close()

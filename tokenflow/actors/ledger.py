@@ -25,27 +25,27 @@ class Pool:
 
 
 class Ledger:
-    """Lengths held per request, and blocks used per model."""
+    """Lengths held per request, and blocks used per model.
+
+    :ivar overdrawn: whether some model's cache could not hold what its requests have grown to.
+    :ivar slots: requests that every model has room for.
+    :ivar longest: tokens that a single request can ever hold.
+    """
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self._pools = tuple(pools.values())
         self._limits = tuple(pool.capacity // pool.block_size for pool in self._pools)
         self._used = [0] * len(self._pools)
-        self._held: dict[int, int] = {}
+        self._held: dict[int, range] = {}
+        self.overdrawn = False
         self.slots = min((pool.slots for pool in self._pools), default=0)
         self.longest = min(
             (limit * pool.block_size for limit, pool in zip(self._limits, self._pools, strict=True)),
             default=0,
         )
-        """Tokens that a single request can ever hold."""
 
     def __len__(self) -> int:
         return len(self._held)
-
-    @property
-    def overdrawn(self) -> bool:
-        """Whether some model's cache could not hold what its requests have grown to."""
-        return any(used > limit for used, limit in zip(self._used, self._limits, strict=True))
 
     def admits(self, length: int) -> bool:
         """Whether one more request of ``length`` tokens fits every model now."""
@@ -56,13 +56,27 @@ class Ledger:
 
     def hold(self, request: int, length: int) -> None:
         """Set the length a request holds: at admission, and as it grows."""
-        before = self._held.get(request, 0)
-        self._held[request] = length
-        for index, pool in enumerate(self._pools):
-            self._used[index] += pool.blocks(length) - pool.blocks(before)
+        held = self._held.get(request, _NOTHING)
+        # For every token, and most tokens fit into the last block.
+        if length not in held or held is _NOTHING:
+            self._book(held, -1)
+            self._held[request] = held = self._same_blocks(length)
+            self._book(held, 1)
 
     def release(self, request: int) -> None:
         """Forget a request that may not be held."""
-        length = self._held.pop(request, 0)
+        self._book(self._held.pop(request, _NOTHING), -1)
+
+    def _same_blocks(self, length: int) -> range:
+        """All lengths that take as many blocks of every model as this one."""
+        blocks = [(pool.blocks(length), pool.block_size) for pool in self._pools]
+        first = max(((count - 1) * size + 1 for count, size in blocks), default=0)
+        return range(max(first, 0), min((count * size for count, size in blocks), default=0) + 1)
+
+    def _book(self, held: range, sign: int) -> None:
         for index, pool in enumerate(self._pools):
-            self._used[index] -= pool.blocks(length)
+            self._used[index] += sign * pool.blocks(held[-1])
+        self.overdrawn = any(used > limit for used, limit in zip(self._used, self._limits, strict=True))
+
+
+_NOTHING = range(1)

@@ -8,23 +8,27 @@ commits and hand-offs.  Nothing here waits for another model.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tokenflow.actors.budgets import Budgets
 from tokenflow.actors.handoff import Handoffs
+from tokenflow.actors.held import Held
 from tokenflow.actors.mailbox import Mailbox
 from tokenflow.actors.process import WorkerProcess
 from tokenflow.actors.sequence import Phase, Sequence
+from tokenflow.actors.supervisor import Supervisor
 from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
-from tokenflow.errors import EngineError, ProtocolError, RouteFailed, TokenflowError, rebuild
+from tokenflow.errors import ProtocolError, RouteFailed, TokenflowError, WorkerDied, rebuild
 from tokenflow.types import FinishReason
-from tokenflow.wire.messages import Open, Row, RowDone, Step, StepDone
+from tokenflow.wire.messages import RowDone, Step, StepDone
 
 _PATIENCE_STEPS = 20
 _UNMEASURED_STEP_S = 0.05
 _DROP_DELAY_S = 0.02
+_SUSPICIOUS_DEATHS, _DEADLY = 2, 4
+"""A request during which so many workers died in a row runs alone; at so many it is what they die of."""
 _ENDLESS_ROLLBACKS = 16
 """So many times what may be tentative is taken back, and nothing becomes final: then it never will."""
 
@@ -32,8 +36,14 @@ _ENDLESS_ROLLBACKS = 16
 class System(Protocol):
     """What an actor asks of the system it lives in."""
 
-    budgets: Budgets
-    """What each model may still write."""
+    def allows(self, sequence: Sequence, code: int) -> bool:
+        """Whether model ``code`` is there and may write one more token of a request."""
+
+    def home(self, sequence: Sequence) -> int:
+        """The model that a request comes back to where it may not stay.
+
+        :raises WorkerDied: if none that is left may go on with it.
+        """
 
     def deliver(self, sender: int, peer: int, sequence: Sequence, request: PeerReq) -> None:
         """Pass a hand-off from the actor of model ``sender`` to that of model ``peer``."""
@@ -51,6 +61,9 @@ class System(Protocol):
 
     def slowest_step_s(self) -> float:
         """Typical duration of the slowest model's step."""
+
+    def began(self) -> None:
+        """A step was sent to a worker."""
 
     def observe(self, model: str, step: Step, done: StepDone) -> None:
         """A step was run."""
@@ -74,23 +87,20 @@ class ModelActor:
     """Runs one model of a recipe for every request that comes to it."""
 
     def __init__(
-        self, recipe: RecipeIR, model: ModelIR, worker: WorkerProcess, system: System, slots: int
+        self, recipe: RecipeIR, model: ModelIR, supervisor: Supervisor, system: System, slots: int
     ) -> None:
         self.model = model
-        self.worker = worker
+        self.supervisor = supervisor
         self.threshold = 1
         self.counters = Counters()
         self._recipe = recipe
         self._handoffs = Handoffs(recipe, model)
-        self._entry = recipe.model(recipe.entry).code
         self._system = system
         self._slots = slots
         self._mailbox: Mailbox[Sequence] = Mailbox(lambda: self.threshold, self._patience_s)
         self._news: list[Sequence] = []
-        self._sent: dict[int, int] = {}
-        self._drops: list[int] = []
-        self._truncates: dict[int, int] = {}
-        self._steps = 0
+        self._run: list[tuple[Step, StepDone]] = []
+        self._held = Held(model)
 
     def admit(self, sequence: Sequence) -> None:
         """Take a new request, or one that is rebuilt here: its prefill never waits for a threshold."""
@@ -122,22 +132,19 @@ class ModelActor:
     def forget(self, sequence: Sequence) -> None:
         """The request is over or is rebuilt: nothing of it shall stay here."""
         self._mailbox.discard(sequence)
-        if self._sent.pop(sequence.id, None) is not None:
-            if not self._drops:
+        if sequence in self._held:
+            if not self._held.to_drop:
                 asyncio.get_running_loop().call_later(_DROP_DELAY_S, self._flush)
-            self._drops.append(sequence.id)
-            self._truncates.pop(sequence.id, None)
+            self._held.drop(sequence)
 
     def _flush(self) -> None:
         """Drops travel with the next batch; where none comes, they go alone."""
-        if self._drops:
+        if self._held.to_drop:
             self._mailbox.poke()
 
     def rewind(self, sequence: Sequence, length: int) -> None:
         """The request is only ``length`` tokens long again."""
-        if self._sent.get(sequence.id, 0) > length:
-            self._sent[sequence.id] = length
-            self._truncates[sequence.id] = length
+        self._held.truncate(sequence, length)
 
     def set_threshold(self, threshold: int) -> None:
         """Wait for this many ready requests before a batch starts."""
@@ -146,69 +153,76 @@ class ModelActor:
             self._mailbox.reconsider()
 
     async def decode_loop(self) -> None:
-        """Take a batch, run it, settle what came of it; for ever.
+        """Run batches on the model's worker, and on the next when that one dies, until it is given up."""
+        with contextlib.suppress(TokenflowError):
+            while True:
+                await self._serve(await self.supervisor.ready())
+
+    async def _serve(self, worker: WorkerProcess) -> None:
+        """Take a batch, run it, settle what came of it, as long as the worker lives; it holds nothing yet.
 
         Those who wait for tokens are told while the worker computes the next batch, or at once if there
         is none: their text is not on the path of the tokens.
         """
         loop = asyncio.get_running_loop()
+        self._held.clear()
         while True:
             if not self._mailbox.due:
                 # After the peers, whom the last reply may have given something to do, have had their turn.
                 loop.call_soon(self._tell)
-            batch = await self._mailbox.take(self._slots)
-            step = self._compose(batch)
-            answer = self.worker.step(step)
-            self._tell()
+            batch = self._isolate(await self._mailbox.take(self._slots))
+            step = self._held.step(batch)
+            answer = worker.step(step)
+            self._system.began()
+            loop.call_soon(self._tell)
+            by_handle = {sequence.id: sequence for sequence in batch}
             try:
                 done = await answer
-            except TokenflowError:
-                return  # the system hears of the death from the worker itself
-            self._count(done)
-            self._system.observe(self.model.name, step, done)
-            self._settle_all({sequence.id: sequence for sequence in batch}, done)
+                self._check_answer(by_handle, step, done)
+            except TokenflowError as error:
+                await worker.fail(error)
+                self._lost(batch, step, error)
+                return
+            self._settle_all(by_handle, done)
+            self._run.append((step, done))
+
+    def _isolate(self, batch: list[Sequence]) -> list[Sequence]:
+        """Those who were there when worker after worker died run alone, until it is seen of whom."""
+        suspect = next((sequence for sequence in batch if sequence.deaths >= _SUSPICIOUS_DEATHS), None)
+        if suspect is None:
+            return batch
+        for sequence in batch:
+            if sequence is not suspect:
+                self._mailbox.put(sequence, urgent=True)
+        return [suspect]
+
+    def _lost(self, batch: list[Sequence], step: Step, error: TokenflowError) -> None:
+        """The worker died during a step: its requests run again, from what is committed of them."""
+        for sequence, row in zip(batch, step.rows, strict=True):
+            if not self._current(sequence, row.epoch):
+                continue
+            sequence.deaths += 1
+            if len(batch) == 1 and sequence.deaths >= _DEADLY:
+                message = (
+                    f"{sequence.deaths} workers of model {self.model.name!r} in a row died while they ran "
+                    f"this request at output position {sequence.output_tokens}; the last: {error}"
+                )
+                self._system.finish(sequence, error=WorkerDied(message))
+            else:
+                self._mailbox.put(sequence, urgent=True)
 
     def _tell(self) -> None:
+        """What need not happen between a reply and the next step."""
+        run, self._run = self._run, []
+        for step, done in run:
+            self._count(done)
+            self._system.observe(self.model.name, step, done)
         news, self._news = self._news, []
         for sequence in news:
             sequence.listener.wake(sequence)
 
     def _patience_s(self) -> float:
         return _PATIENCE_STEPS * self._system.slowest_step_s()
-
-    def _compose(self, batch: list[Sequence]) -> Step:
-        """Say what changed since the last step, and what runs."""
-        opens, rows = [], []
-        for sequence in batch:
-            sent = self._sent.get(sequence.id)
-            if sent is None:
-                sent = 0
-                opens.append(
-                    Open(
-                        sequence.id,
-                        sequence.epoch,
-                        sequence.prompt_tokens,
-                        sequence.seed,
-                        sequence.sampling,
-                        sequence.params,
-                        sequence.states.get(self.model.code, []),
-                    )
-                )
-            rows.append(
-                Row(
-                    sequence.id,
-                    sequence.epoch,
-                    sent,
-                    sequence.tokens[sent:],
-                    sequence.run_length,
-                    sequence.tentative if self.model.config.verify else 0,
-                )
-            )
-            self._sent[sequence.id] = len(sequence.tokens)
-        drops, self._drops = self._drops, []
-        truncates, self._truncates = list(self._truncates.items()), {}
-        self._steps += 1
-        return Step(self._steps, drops, opens, truncates, rows)
 
     def _settle_all(self, batch: dict[int, Sequence], done: StepDone) -> None:
         """Turn a reply into commits and hand-offs; what is stale by now is ignored."""
@@ -220,12 +234,16 @@ class ModelActor:
             sequence = batch[row.handle]
             if not self._current(sequence, row.epoch):
                 continue
+            sequence.deaths = 0
             if row.token < 0:
                 self._mailbox.put(sequence, urgent=True)
                 continue
             if row.state:
                 sequence.states[self.model.code] = row.state
-            self._check_position(sequence, row)
+            if row.position < len(sequence.tokens):
+                self._take_back(sequence, row.position)
+                # This model's worker has taken them back already.
+                self._held.truncated(sequence, row.position)
             reason = sequence.confirm() if self.model.config.verify else None
             if reason is not None:
                 self._system.finish(sequence, reason)
@@ -234,22 +252,35 @@ class ModelActor:
         self._news.extend(batch.values())
 
     def _current(self, sequence: Sequence, epoch: int) -> bool:
-        """Whether what was said of a request still holds: it is not over, and not being rebuilt."""
-        return sequence.phase is Phase.ACTIVE and sequence.epoch == epoch
+        """Whether what was said of a request still holds: it is not over, not being rebuilt, and here."""
+        return (
+            sequence.phase is Phase.ACTIVE and sequence.epoch == epoch and sequence.holder == self.model.code
+        )
 
-    def _check_position(self, sequence: Sequence, row: RowDone) -> None:
-        """A worker samples at the end of a request, or where it takes back tokens that it was to check."""
-        length = len(sequence.tokens)
-        if not 0 <= length - row.position <= (sequence.tentative if self.model.config.verify else 0):
-            raise EngineError(
-                f"model {self.model.name!r} sampled position {row.position} of a request with {length} "
-                f"tokens, of which {sequence.tentative} are tentative"
-            )
-        if row.position < length:
-            self._take_back(sequence, row.position)
-            # This model's worker has taken them back already.
-            self._sent[sequence.id] = row.position
-            self._truncates.pop(sequence.id, None)
+    def _check_answer(self, batch: dict[int, Sequence], step: Step, done: StepDone) -> None:
+        """A worker answers each row once, and leads nowhere else than to a model of the recipe.
+
+        It samples at the end of a request, or where it takes back tokens that it was to check.
+
+        :raises ProtocolError: if the answer is none.
+        """
+        asked = [(row.handle, row.epoch) for row in step.rows]
+        answered = [(row.handle, row.epoch) for row in done.rows]
+        answered += [(row.handle, row.epoch) for row in done.failed]
+        if len(asked) != len(answered) or set(asked) != set(answered):
+            raise ProtocolError(f"model {self.model.name!r} was asked for {asked}, answered {answered}")
+        for row in done.rows:
+            if not 0 <= row.destination <= len(self._recipe.models):
+                raise ProtocolError(f"model {self.model.name!r} leads to model {row.destination}")
+            sequence = batch[row.handle]
+            if row.token < 0 or not self._current(sequence, row.epoch):
+                continue
+            length = len(sequence.tokens)
+            if not 0 <= length - row.position <= (sequence.tentative if self.model.config.verify else 0):
+                raise ProtocolError(
+                    f"model {self.model.name!r} sampled position {row.position} of a request with {length} "
+                    f"tokens, of which {sequence.tentative} are tentative"
+                )
 
     def _take_back(self, sequence: Sequence, length: int) -> None:
         sequence.dropped += len(sequence.tokens) - length
@@ -257,13 +288,13 @@ class ModelActor:
 
     def _settle(self, sequence: Sequence, row: RowDone) -> None:
         """The order after each decode step: stay and commit, or send, and commit if the token was kept."""
-        budgets, here = self._system.budgets, self.model.code
+        here = self.model.code
         peer = row.destination or here
-        if peer == here or not budgets.allows(sequence, peer):
+        if peer == here or not self._system.allows(sequence, peer):
             if not self._commit(sequence, row):
                 return
-            if not budgets.allows(sequence, here):
-                self._hand_over(sequence, self._entry, self._handoffs.send_all(sequence, self._entry))
+            if not self._system.allows(sequence, here):
+                self._go_home(sequence)
             elif self._system.grew(sequence):
                 self._mailbox.put(sequence)
             return
@@ -282,6 +313,14 @@ class ModelActor:
         elif not self._commit(sequence, row):
             return
         self._hand_over(sequence, peer, request)
+
+    def _go_home(self, sequence: Sequence) -> None:
+        try:
+            home = self._system.home(sequence)
+        except WorkerDied as error:
+            self._system.finish(sequence, error=error)
+            return
+        self._hand_over(sequence, home, self._handoffs.send_all(sequence, home))
 
     def _hand_over(self, sequence: Sequence, peer: int, request: PeerReq) -> None:
         if (peer, sequence.output_tokens) in sequence.gave_up:

@@ -3,88 +3,89 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
-import sys
-from asyncio.subprocess import DEVNULL, PIPE
-from collections import deque
-from collections.abc import Sequence
 
 import anyio
 from anyio.abc import TaskGroup
 
+from tokenflow.actors.child import Child, Launch, spawn
+from tokenflow.actors.words import LastWords
 from tokenflow.errors import ProtocolError, TokenflowError, WorkerDied, rebuild
-from tokenflow.settings import worker_environment
 from tokenflow.wire.channel import Channel
 from tokenflow.wire.messages import Failure, Hello, Ready, Step, StepDone, Stop, ToRouter
 
-_COMMAND = (sys.executable, "-P", "-m", "tokenflow.worker")
-_STDERR_LINES = 20
-_LONGEST_LINE = 4096
 _EXIT_GRACE_S = 1.0
+_DUMP_GRACE_S = 0.5
+_UNKILLABLE_S = 10.0
+"""A process that the kernel cannot end (its device hangs) is no longer waited for."""
 
 log = logging.getLogger("tokenflow.worker")
 
 
-class WorkerProcess(asyncio.SubprocessProtocol):
+class WorkerProcess:
     """One worker process and the channel to it.
 
     ``died`` is set, with ``error`` saying why, as soon as the process is gone without having been asked
-    to go; every question that is open then gets that error.  ``command`` is what is run; the number of
-    its end of the channel's socketpair is added as the last argument.
+    to go; every question that is open then gets that error.  A worker that does not answer in time is dead
+    as well: it is made to print its stack, and killed.  ``steps`` counts the steps it has completed.
+    ``launch`` starts the process.
     """
 
-    def __init__(self, hello: Hello, command: Sequence[str] = _COMMAND) -> None:
+    def __init__(self, hello: Hello, launch: Launch = spawn) -> None:
         self.hello = hello
-        self._command = command
+        self._launch = launch
         self.died = asyncio.Event()
         self.error: TokenflowError | None = None
-        self._process: asyncio.SubprocessTransport | None = None
-        self._exited = asyncio.Event()
+        self.steps = 0
+        self._child: Child | None = None
         self._channel: Channel | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._step: asyncio.Future[StepDone] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
         self._over = asyncio.Event()
-        self._reason: Exception | None = None
+        self._reason = ""
+        self._hangs = False
         self._failure: Failure | None = None
-        self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
-        self._stderr_line = b""
-        self._stderr_closed = asyncio.Event()
+        self._words = LastWords(hello.model)
         self._stopping = False
 
     @property
     def pid(self) -> int:
         """The worker's process id; 0 before it was started."""
-        return self._process.get_pid() if self._process else 0
+        return self._child.pid if self._child else 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step is on its way."""
+        return self._step is not None and not self._step.done()
 
     async def start(self, tasks: TaskGroup) -> Ready:
         """Start the process and wait until its model is loaded.
 
         :raises ModelLoadError: if the model cannot be loaded.
-        :raises WorkerDied: if the process ends before it is ready.
+        :raises WorkerDied: if the process ends before it is ready, or takes too long.
         """
-        loop = asyncio.get_running_loop()
-        self._ready = loop.create_future()
+        self._ready = asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        # A process that is half started could not be ended.
-        with theirs, anyio.CancelScope(shield=True):
-            self._channel = await Channel.connect(ours, self)
-            self._process, _ = await loop.subprocess_exec(
-                lambda: self,
-                *self._command,
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                stdin=DEVNULL,
-                stdout=DEVNULL,
-                stderr=PIPE,
-                start_new_session=True,
-                env=worker_environment(self.hello.config.threads),
-            )
-            self._channel.send(self.hello)
+        with theirs:
+            with anyio.CancelScope(shield=True):
+                channel = self._channel = await Channel.connect(ours, self)
+                stderr = await self._words.open()
+            try:
+                self._child = await self._launch(theirs.fileno(), stderr, self.hello.config.threads)
+            except BaseException:
+                channel.close()
+                self._words.close()
+                raise
+            finally:
+                os.close(stderr)
+        self._child.when_ended(self._exited)
+        channel.send(self.hello)
+        self._expect(self.hello.config.load_timeout)
         tasks.start_soon(self._watch, name=f"{self.hello.model}.worker")
         if self._stopping:
             self.kill()
@@ -96,18 +97,21 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self._step = asyncio.get_running_loop().create_future()
         if self.error is not None:
             self._step.set_exception(WorkerDied(str(self.error)))
-        self._channel.send(step)
+        else:
+            self._channel.send(step)
+            self._expect(self.hello.config.step_timeout)
         return self._step
 
     async def stop(self, grace_s: float) -> None:
         """Ask the worker to finish; terminate and then kill it if it does not within ``grace_s`` each."""
         self._stopping = True
-        if self._process is not None and self._channel is not None:
+        self._answered()
+        if self._child is not None and self._channel is not None:
             self._channel.send(Stop())
             for last_resort in (signal.SIGTERM, signal.SIGKILL):
                 with anyio.move_on_after(grace_s):
-                    await self._exited.wait()
-                self._signal(last_resort)
+                    await self._child.wait()
+                self._child.kill_group(last_resort)
             await self._buried()
         if self._channel is not None:
             self._channel.close()
@@ -115,15 +119,30 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def kill(self) -> None:
         """End the worker at once, without asking."""
         self._stopping = True
-        self._signal(signal.SIGKILL)
+        if self._child is not None:
+            self._child.kill_group(signal.SIGKILL)
         if self._channel is not None:
             self._channel.close()
 
+    async def fail(self, error: TokenflowError) -> None:
+        """End the worker because of ``error``, unless it has died of something by itself."""
+        if not self.died.is_set():
+            self.error = error
+            self.kill()
+            if self._child is not None:
+                await self._buried()
+            self.died.set()
+
     def received(self, message: ToRouter) -> None:
         """Part of :class:`tokenflow.wire.channel.Receiver`."""
+        if self._hangs:
+            return  # it is being killed, and what it was asked for is asked again elsewhere
         if isinstance(message, StepDone) and self._step is not None and not self._step.done():
+            self._answered()
+            self.steps += bool(message.rows or message.failed)
             self._step.set_result(message)
         elif isinstance(message, Ready) and self._ready is not None and not self._ready.done():
+            self._answered()
             self._ready.set_result(message)
         elif isinstance(message, Failure):
             self._failure = message
@@ -133,39 +152,50 @@ class WorkerProcess(asyncio.SubprocessProtocol):
 
     def closed(self, error: Exception | None) -> None:
         """Part of :class:`tokenflow.wire.channel.Receiver`."""
-        self._reason = error
+        if isinstance(error, ProtocolError):
+            self._reason = str(error)
         self._over.set()
 
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """The process wrote to its stderr."""
-        *lines, rest = (self._stderr_line + data).split(b"\n")
-        self._stderr_line = rest[-_LONGEST_LINE:]
-        for line in lines:
-            self._report(line)
-
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        """Nobody holds the process's stderr any more."""
-        if self._stderr_line:
-            self._report(self._stderr_line)
-        self._stderr_closed.set()
-
-    def process_exited(self) -> None:
+    def _exited(self) -> None:
         """The process is gone; its end of the channel may live on in a process that it started."""
-        self._exited.set()
-        assert self._channel is not None
-        asyncio.get_running_loop().call_later(_EXIT_GRACE_S, self._channel.close)
+        asyncio.get_running_loop().call_later(_EXIT_GRACE_S, self._over.set)
 
     @property
     def _name(self) -> str:
         return f"worker of model {self.hello.model!r} (pid {self.pid})"
 
+    def _expect(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(seconds, self._overdue, seconds, loop.time() + seconds)
+
+    def _answered(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _overdue(self, seconds: float, due: float) -> None:
+        if asyncio.get_running_loop().time() - due > seconds / 2:
+            # This process was held up itself, by whatever held up the worker.
+            self._expect(seconds)
+            return
+        self._reason = f"no answer within {seconds:g} s"
+        self._hangs = True
+        self._over.set()
+
     async def _watch(self) -> None:
         """Turn the end of the conversation into one error, told to everybody who waits."""
+        assert self._child is not None and self._channel is not None
         await self._over.wait()
-        with anyio.move_on_after(_EXIT_GRACE_S):
-            await self._exited.wait()
-        self._signal(signal.SIGKILL)
-        self.error = self._explain(await self._buried())
+        self._answered()
+        if self._hangs:
+            await self._dump(self._child)
+        else:
+            with anyio.move_on_after(_EXIT_GRACE_S):
+                await self._child.wait()
+        self._child.kill_group(signal.SIGKILL)
+        code = await self._buried()
+        self.error = self.error or self._explain(code)
+        self._channel.close()
+        self._answered()
         if not self._stopping:
             self.died.set()
         for waiting in (self._ready, self._step):
@@ -173,39 +203,27 @@ class WorkerProcess(asyncio.SubprocessProtocol):
                 waiting.set_exception(self.error)
                 waiting.exception()
 
-    async def _buried(self) -> int:
-        """Wait for the process's end and its last words; returns its exit code."""
-        assert self._process is not None
-        await self._exited.wait()
-        with anyio.move_on_after(_EXIT_GRACE_S):
-            await self._stderr_closed.wait()
-        self._process.close()
-        return self._process.get_returncode() or 0
+    async def _dump(self, child: Child) -> None:
+        """Let a worker that hangs print where; one that somebody has stopped must go on to do so."""
+        log.error("%s gave %s; its stack follows", self._name, self._reason)
+        child.kill(signal.SIGUSR1)
+        child.kill(signal.SIGCONT)
+        with anyio.move_on_after(_DUMP_GRACE_S):
+            await child.wait()
 
-    def _explain(self, code: int) -> TokenflowError:
+    async def _buried(self) -> int | None:
+        """Wait for the process's end and its last words; returns its exit code."""
+        assert self._child is not None
+        code = None
+        with anyio.move_on_after(_UNKILLABLE_S):
+            code = await self._child.wait()
+        with anyio.move_on_after(_EXIT_GRACE_S):
+            await self._words.closed.wait()
+        self._words.close()
+        return code
+
+    def _explain(self, code: int | None) -> TokenflowError:
         if self._failure is not None:
             log.debug("%s failed:\n%s", self._name, self._failure.traceback)
             return rebuild(self._failure.kind, f"model {self.hello.model!r}: {self._failure.message}")
-        cause = f"exit code {code}" if code >= 0 else f"signal {-code} ({_signal_name(-code)})"
-        reason = f" after {self._reason}" if isinstance(self._reason, ProtocolError) else ""
-        lines = "".join(f"\n  {line}" for line in self._stderr)
-        tail = f"; its last words:{lines}" if lines else ""
-        return WorkerDied(f"{self._name} ended with {cause}{reason}{tail}")
-
-    def _report(self, line: bytes) -> None:
-        text = line[-_LONGEST_LINE:].decode(errors="replace").rstrip()
-        self._stderr.append(text)
-        log.warning("[%s] %s", self.hello.model, text)
-
-    def _signal(self, number: signal.Signals) -> None:
-        """Signal the worker and whatever it has started, unless it is gone."""
-        if self._process is not None and not self._exited.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"
+        return WorkerDied(f"{self._name} ended with {self._words.ending(code, self._reason)}")

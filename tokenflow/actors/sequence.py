@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tokenflow.actors.steps import StepEnd
 from tokenflow.errors import TokenflowError
 from tokenflow.types import FinishReason, SamplingParams
 from tokenflow.wire.messages import RowDone
@@ -54,13 +55,14 @@ class Sequence:
     and the committed output; ``writers`` the model code of each output token, ``written`` their counts,
     ``logprobs`` and ``tops`` what was reported for them.  The first ``final`` output tokens are final:
     shown, billed, able to end the response.  In a recipe with ``rollback`` the rest is tentative and may
-    be taken back; without, there is no rest.  ``epoch`` rises whenever the request is rebuilt, which makes
-    answers to earlier steps recognisably stale.  ``holder`` is the code of the model whose turn it is and
-    ``arrived`` the output length when it got there.  ``seen`` maps a model code to how many leading tokens
-    that model has
-    been told of, ``states`` to what its rules' windows and momentums hold.  ``gave_up`` holds
-    who dropped a token at which output position, as pairs of code and position, and ``taken_back`` is how
-    many tokens were, since one last became final.
+    be taken back; without, there is no rest.  ``step_end`` is where a step ends, if no more than the last
+    step is tentative.  ``epoch`` rises whenever the request is rebuilt, which makes answers to earlier steps
+    recognisably stale.  ``holder`` is the code of the model whose turn it is and ``arrived`` the output
+    length when it got there.  ``seen`` maps a model code to how many leading tokens that model has been told
+    of, ``states`` to what its rules' windows and momentums hold.  ``gave_up`` holds who dropped a token at
+    which output position, as pairs of code and position, and ``taken_back`` is how many tokens were, since
+    one last became final.  ``deaths`` is how many workers died while they ran the request, since one last
+    completed a step of it.
     """
 
     id: int
@@ -72,6 +74,7 @@ class Sequence:
     listener: Listener
     holder: int
     rollback: int = 0
+    step_end: StepEnd | None = None
     prompt_tokens: int = 0
     writers: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -85,6 +88,7 @@ class Sequence:
     states: dict[int, list[float]] = field(default_factory=dict)
     gave_up: set[tuple[int, int]] = field(default_factory=set)
     taken_back: int = 0
+    deaths: int = 0
     handoffs: int = 0
     dropped: int = 0
     finish_reason: FinishReason | None = None
@@ -115,14 +119,19 @@ class Sequence:
         """Append the token that model ``code`` sampled; answers why the response ends now, if it does.
 
         The token and all before it become final at once without ``rollback`` or with ``final``;
-        otherwise those do that are further back than ``rollback`` allows.
+        otherwise those do that are further back than ``rollback`` allows, and all before a token that begins
+        a step.
         """
         self.tokens.append(done.token)
         self.writers.append(code)
         self.written[code] += 1
         self.logprobs.append(done.logprob)
         self.tops.append(done.top)
-        return self._finalize(len(self.writers) - (0 if final else self.rollback))
+        tentative = 0 if final else self.rollback
+        if tentative and self.step_end is not None:
+            begins_step = self.step_end.reached(self.tokens, self.prompt_tokens, len(self.tokens) - 1)
+            tentative = 1 if begins_step else tentative
+        return self._finalize(len(self.writers) - tentative)
 
     def confirm(self) -> FinishReason | None:
         """Make all tokens final; answers why the response ends now, if it does."""

@@ -6,23 +6,33 @@ to memory, preemption, thresholds, the end of a request.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 
+from tokenflow.actors import nursery
 from tokenflow.actors.budgets import Budgets
+from tokenflow.actors.child import Launch, spawn
+from tokenflow.actors.handshake import Handshake
 from tokenflow.actors.ledger import Ledger, Pool
 from tokenflow.actors.model import ModelActor
-from tokenflow.actors.process import WorkerProcess
+from tokenflow.actors.nursery import Nursery
+from tokenflow.actors.poll import Poller
 from tokenflow.actors.sequence import Phase, Sequence
+from tokenflow.actors.supervisor import Condition, Supervisor
 from tokenflow.actors.thresholds import feasible
-from tokenflow.dsl.ir import ModelIR, PythonIR, RecipeIR
+from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
-from tokenflow.errors import ModelLoadError, RequestCancelled, RouterClosed, TokenflowError
+from tokenflow.errors import RequestCancelled, RouterClosed, TokenflowError, WorkerDied
+from tokenflow.settings import settings
 from tokenflow.types import FinishReason
-from tokenflow.wire.messages import VERSION, HeadSpec, Hello, PythonSpec, Ready, RouteRule, Step, StepDone
+from tokenflow.wire.messages import Ready, Step, StepDone
+
+log = logging.getLogger("tokenflow.system")
 
 Observer = Callable[[str, Step, StepDone], None]
 
@@ -47,16 +57,17 @@ class ActorSystem:
     ) -> None:
         self.recipe = recipe
         self.actors: dict[int, ModelActor] = {}
-        self.budgets = Budgets({recipe.model(name).code: budget for name, budget in recipe.budgets.items()})
+        self._budgets = Budgets({recipe.model(name).code: budget for name, budget in recipe.budgets.items()})
         self.context_length = 0
         self.error: TokenflowError | None = None
-        self._vocab_limit = vocab_limit
-        self._eos_token_ids = eos_token_ids
-        self._fingerprints = fingerprints
+        self._handshake = Handshake(recipe, vocab_limit, eos_token_ids, fingerprints)
         self._observer = observer
         self._models = [recipe.model(name) for name in recipe.reachable()]
-        self._workers: list[WorkerProcess] = []
+        self._supervisors: list[Supervisor] = []
+        self._nursery = Nursery()
+        self._left = {model.code for model in self._models}
         self._ledger = Ledger({})
+        self._poller: Poller | None = None
         self._queue: deque[Sequence] = deque()
         self._active: dict[int, Sequence] = {}
 
@@ -82,21 +93,30 @@ class ActorSystem:
         :raises ModelLoadError: if a model cannot be loaded or does not fit the recipe.
         :raises WorkerDied: if a worker ends while loading.
         """
-        self._workers = [WorkerProcess(self._hello(model)) for model in self._models]
-        ready = await _all_ready(self._workers, tasks)
-        for model, facts in zip(self._models, ready, strict=True):
-            self._check(model, facts)
+        self._supervisors = [
+            Supervisor(
+                self._handshake.hello(model),
+                self._launch(model),
+                partial(self._handshake.check, model.name),
+                self._changed,
+            )
+            for model in self._models
+        ]
+        ready = await _all_ready(self._supervisors, tasks)
         pools = {
             model.name: Pool(facts.kv_capacity, facts.block_size, facts.max_requests)
             for model, facts in zip(self._models, ready, strict=True)
         }
         self._ledger = Ledger(pools)
         self.context_length = min(facts.context_length for facts in ready)
-        for model, worker in zip(self._models, self._workers, strict=True):
-            actor = ModelActor(self.recipe, model, worker, self, pools[model.name].slots)
+        poll = settings().poll
+        if poll or (poll is None and all(facts.device != "cpu" for facts in ready)):
+            self._poller = Poller(lambda: any(supervisor.busy for supervisor in self._supervisors))
+        for model, supervisor in zip(self._models, self._supervisors, strict=True):
+            actor = ModelActor(self.recipe, model, supervisor, self, pools[model.name].slots)
             self.actors[model.code] = actor
             tasks.start_soon(actor.decode_loop, name=f"{model.name}.decode")
-            tasks.start_soon(self._watch, worker, name=f"{model.name}.watch")
+            tasks.start_soon(supervisor.keep_alive, tasks, name=f"{model.name}.supervisor")
 
     async def stop(self, grace_s: float) -> None:
         """Abort open requests and stop every worker, in reverse order of their start.
@@ -109,19 +129,20 @@ class ActorSystem:
                 sequence, error=RequestCancelled("the router stopped before the response was complete")
             )
         async with anyio.create_task_group() as stopping:
-            for worker in reversed(self._workers):
-                stopping.start_soon(worker.stop, grace_s)
+            for supervisor in reversed(self._supervisors):
+                stopping.start_soon(supervisor.stop, grace_s)
+        await self._nursery.stop()
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a request; it starts as soon as every model it can reach has memory for it.
 
         :raises RouterClosed: if the system is stopped.
-        :raises WorkerDied: if a worker it needs is gone.
+        :raises WorkerDied: if a model that it needs is given up.
         """
         if self.error is not None:
             raise type(self.error)(str(self.error))
-        if not self.budgets.allows(sequence, sequence.holder):
-            sequence.holder = self.recipe.model(self.recipe.entry).code
+        if not self.allows(sequence, sequence.holder):
+            sequence.holder = self.home(sequence)
         self._queue.append(sequence)
         # While somebody waits, only a request that ends makes room: what was preempted would otherwise
         # come straight back and be preempted again.
@@ -130,8 +151,23 @@ class ActorSystem:
 
     def abort(self, sequence: Sequence) -> None:
         """End a request wherever it is: queued, waiting, running, or on its way to a peer.  Idempotent."""
-        if sequence.phase is not Phase.FINISHED:
-            self.finish(sequence, error=RequestCancelled("the request was cancelled"))
+        self.finish(sequence, error=RequestCancelled("the request was cancelled"))
+
+    def allows(self, sequence: Sequence, code: int) -> bool:
+        """Whether model ``code`` is there and may write one more token of a request."""
+        return code in self._left and self._budgets.allows(sequence, code)
+
+    def home(self, sequence: Sequence) -> int:
+        """The model that a request comes back to where it may not stay: the entry, or one that is left.
+
+        :raises WorkerDied: if none that is left may go on with it.
+        """
+        entry = self.recipe.model(self.recipe.entry).code
+        for code in (entry, *sorted(self._left)):
+            if self.allows(sequence, code):
+                return code
+        gone = [model.name for model in self._models if model.code not in self._left]
+        raise WorkerDied(f"without {', '.join(gone)}, no model of the recipe may go on with this request")
 
     def deliver(self, sender: int, peer: int, sequence: Sequence, request: PeerReq) -> None:
         """Pass a hand-off from the actor of model ``sender`` to that of model ``peer``."""
@@ -157,7 +193,9 @@ class ActorSystem:
     def finish(
         self, sequence: Sequence, reason: FinishReason | None = None, error: TokenflowError | None = None
     ) -> None:
-        """End a request; every model forgets it, and what waits for memory may start."""
+        """End a request, unless it is over; every model forgets it, and what waits for memory may start."""
+        if sequence.phase is Phase.FINISHED:
+            return
         if sequence.phase is Phase.QUEUED:
             self._queue.remove(sequence)
         self._release(sequence)
@@ -169,10 +207,21 @@ class ActorSystem:
         """Typical duration of the slowest model's step."""
         return max(actor.counters.step_average_s for actor in self.actors.values())
 
+    def began(self) -> None:
+        """A step was sent to a worker."""
+        if self._poller is not None:
+            self._poller.start()
+
     def observe(self, model: str, step: Step, done: StepDone) -> None:
         """A step was run."""
         if self._observer is not None:
             self._observer(model, step, done)
+
+    def _launch(self, model: ModelIR) -> Launch:
+        """Engines that import torch and little else come from the nursery."""
+        engine = model.config.engine
+        forks = nursery.AVAILABLE and (engine == "torch" or ":" in engine)
+        return self._nursery.launch if forks else spawn
 
     def _admit(self) -> None:
         while self._queue and self.error is None:
@@ -200,79 +249,64 @@ class ActorSystem:
             actor.forget(sequence)
 
     def _set_thresholds(self) -> None:
-        names = {actor.model.name: actor for actor in self.actors.values()}
-        wanted = {name: self.recipe.batching.thresholds.get(name, 1) for name in names}
+        """Thresholds of the models that are left; nobody waits for company that a dead worker keeps away."""
+        names = {actor.model.name: actor for code, actor in self.actors.items() if code in self._left}
+        whole = all(actor.supervisor.condition is Condition.READY for actor in names.values())
+        wanted = {name: self.recipe.batching.thresholds.get(name, 1) if whole else 1 for name in names}
         for name, threshold in feasible(wanted, self.active).items():
             names[name].set_threshold(threshold)
 
-    async def _watch(self, worker: WorkerProcess) -> None:
-        """Without its worker a recipe cannot go on: everybody who waits learns why."""
-        await worker.died.wait()
-        self.error = worker.error
-        for sequence in [*self._active.values(), *self._queue]:
-            error = worker.error or RouterClosed("the worker is gone")
-            self.finish(sequence, error=type(error)(str(error)))
+    def _changed(self, supervisor: Supervisor) -> None:
+        """A model's worker is ready, is being replaced, or is given up."""
+        if supervisor.condition is Condition.DOWN:
+            self._give_up(supervisor)
+        self._set_thresholds()
 
-    def _hello(self, model: ModelIR) -> Hello:
-        recipe = self.recipe
-        codes = {other.name: other.code for other in recipe.models}
-        return Hello(
-            version=VERSION,
-            model=model.name,
-            code=model.code,
-            config=model.config,
-            rules=tuple(RouteRule(rule.when, codes[rule.to]) for rule in recipe.routes.get(model.name, ())),
-            params=tuple(recipe.params),
-            vocab_limit=self._vocab_limit,
-            eos_token_ids=self._eos_token_ids,
-            heads=tuple(
-                HeadSpec(head.name, head.kind, head.path, head.threshold)
-                for head in recipe.heads.values()
-                if head.model == model.name
-            ),
-            python=_python_spec(recipe.python.get(model.name), codes),
-            models=len(recipe.models),
-        )
+    def _give_up(self, supervisor: Supervisor) -> None:
+        """Go on without a model, or end everything, as the recipe says."""
+        model = self.recipe.model(supervisor.model)
+        self._left.discard(model.code)
+        requests = [*self._active.values(), *self._queue]
+        if self.recipe.on_failure == "degrade" and self._left:
+            log.error("recipe %r goes on without model %r", self.recipe.name, model.name)
+            for sequence in requests:
+                if sequence.holder == model.code:
+                    self._reroute(sequence)
+            return
+        self.error = supervisor.error
+        for sequence in requests:
+            self.finish(sequence, error=WorkerDied(str(supervisor.error)))
 
-    def _check(self, model: ModelIR, facts: Ready) -> None:
-        if facts.version != VERSION:
-            raise ModelLoadError(
-                f"the worker of model {model.name!r} speaks version {facts.version}, not {VERSION}"
-            )
-        if facts.vocab_size < self._vocab_limit:
-            raise ModelLoadError(
-                f"model {model.name!r} has logits for {facts.vocab_size} ids, fewer than the "
-                f"{self._vocab_limit} of the tokenizer"
-            )
-        if facts.tokenizer != self._fingerprints.get(model.name, facts.tokenizer):
-            raise ModelLoadError(
-                f"the worker of model {model.name!r} sees another tokenizer.json than the router"
-            )
+    def _reroute(self, sequence: Sequence) -> None:
+        """Move a request away from a model that is given up; whoever has left it a position must write it."""
+        sequence.gave_up.clear()
+        try:
+            home = self.home(sequence)
+        except WorkerDied as error:
+            self.finish(sequence, error=error)
+            return
+        if sequence.phase is Phase.QUEUED:
+            sequence.holder = home
+            return
+        sequence.move(home)
+        self.actors[home].admit(sequence)
 
 
-async def _all_ready(workers: list[WorkerProcess], tasks: TaskGroup) -> list[Ready]:
+async def _all_ready(supervisors: list[Supervisor], tasks: TaskGroup) -> list[Ready]:
     """Start workers side by side; the first failure ends the others' loading and is raised as it is."""
     ready: dict[int, Ready] = {}
     failures: list[TokenflowError] = []
     async with anyio.create_task_group() as loading:
 
-        async def load(index: int, worker: WorkerProcess) -> None:
+        async def load(index: int, supervisor: Supervisor) -> None:
             try:
-                ready[index] = await worker.start(tasks)
+                ready[index] = await supervisor.start(tasks)
             except TokenflowError as error:
                 failures.append(error)
                 loading.cancel_scope.cancel()
 
-        for index, worker in enumerate(workers):
-            loading.start_soon(load, index, worker)
+        for index, supervisor in enumerate(supervisors):
+            loading.start_soon(load, index, supervisor)
     if failures:
         raise failures[0]
-    return [ready[index] for index in range(len(workers))]
-
-
-def _python_spec(python: PythonIR | None, codes: Mapping[str, int]) -> PythonSpec | None:
-    """What the worker imports of a model's Python; None where rules decide."""
-    if python is None or not python.routes:
-        return None
-    peer = 0 if python.peer is None else codes[python.peer]
-    return PythonSpec(python.file, python.route or "", python.router or "", peer)
+    return [ready[index] for index in range(len(supervisors))]

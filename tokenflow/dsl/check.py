@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tokenflow.dsl.batching import check_batching
+from tokenflow.dsl.endpoints import check_endpoints
 from tokenflow.dsl.expr import RESERVED, SIGNALS
 from tokenflow.dsl.meaning import Meaning, mapping, read_meaning, rules_of
 from tokenflow.dsl.paths import head_path, model_path
 from tokenflow.dsl.schema import NAME, NAME_RULE
+from tokenflow.dsl.simulated import check_simulated
 from tokenflow.dsl.source import Document
-from tokenflow.dsl.wording import Path, did_you_mean, show
+from tokenflow.dsl.wording import Path, show, unknown_model
 
 
 def check(document: Document) -> Meaning:
@@ -27,31 +30,38 @@ def check(document: Document) -> Meaning:
     models = document.data.get("models")
     if isinstance(models, dict):
         _check_models(document, models)
-        _check_batching(document, models)
+        check_simulated(document, models)
+        check_batching(document, models)
         destinations = _check_routes(document, models)
         entry = document.data.get("entry", next((name for name in models if name in meaning.weights), None))
         if isinstance(entry, str) and entry not in models:
-            document.report(("entry",), _unknown_model(entry, models))
+            document.report(("entry",), unknown_model(entry, models))
         if "draw" in document.data:
             _check_draw(document, models)
         elif isinstance(entry, str) and entry in models and destinations is not None:
             _check_reach(document, models, entry, destinations)
         _check_budgets(document, models, entry)
         _check_rollback(document, models)
+        check_endpoints(document, models, meaning)
+        _check_on_failure(document, models)
     return meaning
 
 
 def _check_params(document: Document, params: dict[str, Any]) -> None:
     for name in params:
-        if name in SIGNALS:
-            message = f'"{name}" is a signal: choose another name'
-        elif name in RESERVED:
-            message = f'"{name}" is a word of expressions: choose another name'
-        elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            message = 'expected a name of letters, digits and "_" that begins with a letter'
-        else:
-            continue
-        document.report(("params", name), message, at_key=True)
+        if (fault := name_fault(name)) is not None:
+            document.report(("params", name), fault, at_key=True)
+
+
+def name_fault(name: str) -> str | None:
+    """Why a number of the recipe cannot have this name, or None."""
+    if name in SIGNALS:
+        return f'"{name}" is a signal: choose another name'
+    if name in RESERVED:
+        return f'"{name}" is a word of expressions: choose another name'
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        return 'expected a name of letters, digits and "_" that begins with a letter'
+    return None
 
 
 def _check_heads(document: Document) -> None:
@@ -63,6 +73,9 @@ def _check_heads(document: Document) -> None:
             document.report(
                 ("heads", name), 'missing key "path" (a checkpoint file or directory)', at_key=True
             )
+        if kind == "co_llm" and "dtype" in mapping(head):
+            message = "a co_llm head is a row of its model, and computes in the model's dtype: remove this"
+            document.report(("heads", name, "dtype"), message, at_key=True)
         if isinstance(text, str) and text and head_path(text, document.spot(path).folders) is None:
             document.report(
                 path, f"{show(text)} is neither a file, a directory nor a hub path (owner/name/file)"
@@ -79,17 +92,6 @@ def _check_models(document: Document, models: dict[str, Any]) -> None:
             document.report(path, f"{show(text)} is neither a directory nor a hub id (owner/name)")
 
 
-def _check_batching(document: Document, models: dict[str, Any]) -> None:
-    batching = mapping(document.data.get("batching"))
-    thresholds = batching.get("thresholds")
-    if batching.get("policy") == "auto" and thresholds:
-        message = 'thresholds need "policy: fixed"; "auto" chooses its own'
-        document.report(("batching", "thresholds"), message, at_key=True)
-    for name in mapping(thresholds):
-        if name not in models:
-            document.report(("batching", "thresholds", name), _unknown_model(name, models), at_key=True)
-
-
 def _check_routes(document: Document, models: dict[str, Any]) -> dict[str, set[str]] | None:
     """Check where every rule leads; the models each model leads to, or None if anything there is wrong."""
     destinations: dict[str, set[str]] = {name: set() for name in models}
@@ -97,7 +99,7 @@ def _check_routes(document: Document, models: dict[str, Any]) -> dict[str, set[s
     wrong = not isinstance(routes, dict)
     for name, rules in mapping(routes).items():
         if name not in models:
-            document.report(("routes", name), _unknown_model(name, models), at_key=True)
+            document.report(("routes", name), unknown_model(name, models), at_key=True)
         if rules and name in document.python and document.python[name].routes:
             message = "the model has a route in Python, which takes the place of rules: remove one of them"
             document.report(("routes", name), message, at_key=True)
@@ -106,7 +108,7 @@ def _check_routes(document: Document, models: dict[str, Any]) -> dict[str, set[s
         path: Path = ("routes", name, index, "to")
         to = rule.get("to")
         if isinstance(to, str) and to not in models:
-            document.report(path, _unknown_model(to, models))
+            document.report(path, unknown_model(to, models))
         elif to == name:
             message = "a rule leads to another model; without a rule that fires, the request stays"
             document.report(path, message)
@@ -136,7 +138,7 @@ def _check_draw(document: Document, models: dict[str, Any]) -> None:
     draw = document.data["draw"]
     for name in mapping(draw):
         if name not in models:
-            document.report(("draw", name), _unknown_model(name, models), at_key=True)
+            document.report(("draw", name), unknown_model(name, models), at_key=True)
     for name in models if isinstance(draw, dict) else ():
         if name not in draw:
             message = "it has no weight in draw: give it one (0 keeps it out), or remove the model"
@@ -150,7 +152,7 @@ def _check_budgets(document: Document, models: dict[str, Any], entry: object) ->
     for name, budget in mapping(document.data.get("budgets")).items():
         path: Path = ("budgets", name)
         if name not in models:
-            document.report(path, _unknown_model(name, models), at_key=True)
+            document.report(path, unknown_model(name, models), at_key=True)
         elif name == entry:
             message = "the entry has no budget: requests come back to it once another model's is used up"
             document.report(path, message, at_key=True)
@@ -167,11 +169,19 @@ def _check_rollback(document: Document, models: dict[str, Any]) -> None:
     if "rollback" in document.data and not verifying and not receiving:
         message = 'no model has "verify: true": tentative tokens need one that checks them'
         document.report(("rollback",), message, at_key=True)
+    if "rollback_to" in document.data and "rollback" not in document.data:
+        message = 'it needs "rollback: n", the most tokens of a step that may be tentative'
+        document.report(("rollback_to",), message, at_key=True)
     for name in verifying if "rollback" not in document.data else ():
         message = 'nothing to verify without "rollback: n", the number of tokens that may be tentative'
         document.report(("models", name, "verify"), message)
 
 
-def _unknown_model(name: str, models: dict[str, Any]) -> str:
-    hint = did_you_mean(name, models) or f" (models: {', '.join(models) or 'none'})"
-    return f"unknown model {show(name)}{hint}"
+def _check_on_failure(document: Document, models: dict[str, Any]) -> None:
+    if document.data.get("on_failure") != "degrade":
+        return
+    if len(models) == 1:
+        document.report(("on_failure",), "there is no other model to go on with: say fail, or leave it out")
+    elif "rollback" in document.data:
+        message = "tentative tokens need the model that checks them: say fail, or leave it out"
+        document.report(("on_failure",), message)

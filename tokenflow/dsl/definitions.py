@@ -25,8 +25,11 @@ _ARGUMENTS: Mapping[Role, tuple[str, ...]] = {
 _METHODS: Mapping[Role, tuple[str, ...]] = {**_ARGUMENTS, "receive": ("peer_req",)}
 
 
-def function_fault(function: object, role: Role, file: str, params: Collection[str]) -> str | None:
-    """What is wrong with a decorated function of a recipe in ``file`` (resolved)."""
+def function_fault(function: object, role: Role, file: str, names: Collection[str]) -> str | None:
+    """What is wrong with a decorated function of a recipe in ``file`` (resolved).
+
+    :param names: what a route may ask for: the recipe's parameters, and the signals of its model.
+    """
     if inspect.isclass(function):
         return "a class is given to its model with recipe.model(..., router=...)"
     if not callable(function) or not hasattr(function, "__qualname__") or inspect.ismethod(function):
@@ -35,7 +38,7 @@ def function_fault(function: object, role: Role, file: str, params: Collection[s
     if fault is not None:
         return fault
     if role == "route":
-        return _route_fault(function, params)
+        return _route_fault(function, names)
     return _signature_fault(function, getattr(function, "__name__", role), _ARGUMENTS[role])
 
 
@@ -118,7 +121,7 @@ def _signature_fault(
     return None
 
 
-def _route_fault(function: Callable[..., Any], params: Collection[str]) -> str | None:
+def _route_fault(function: Callable[..., Any], names: Collection[str]) -> str | None:
     try:
         first, *rest = inspect.signature(function).parameters.values()
     except ValueError:
@@ -128,8 +131,9 @@ def _route_fault(function: Callable[..., Any], params: Collection[str]) -> str |
     for parameter in rest:
         if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL):
             return f'takes "{parameter}" by position, but parameters are passed by name'
-        if parameter.kind is not Parameter.VAR_KEYWORD and parameter.name not in params:
-            known = ", ".join(params) or "none"
-            hint = did_you_mean(parameter.name, params) or f" (params: {known})"
-            return f'takes "{parameter.name}", which is no parameter of the recipe{hint}'
+        if parameter.kind is not Parameter.VAR_KEYWORD and parameter.name not in names:
+            known = ", ".join(names) or "none"
+            hint = did_you_mean(parameter.name, names) or f" (known: {known})"
+            what = "neither a parameter of the recipe nor a signal of the model"
+            return f'takes "{parameter.name}", which is {what}{hint}'
     return None

@@ -100,6 +100,14 @@ def parse_condition(text: str, params: Collection[str] = (), heads: Collection[s
     return _parse(text, _Scope(params, heads), "condition")
 
 
+def parse_expression(text: str, params: Collection[str] = (), heads: Collection[str] = ()) -> Expr:
+    """Parse an expression that may be a number or a condition; otherwise as :func:`parse_condition`.
+
+    :raises ExpressionError: if the text is not a well-typed expression.
+    """
+    return _parse(text, _Scope(params, heads), None)
+
+
 def parse_weight(text: str, params: Collection[str]) -> Expr:
     """Parse an expression that must be a number and that nothing but ``params`` decides.
 
@@ -108,7 +116,7 @@ def parse_weight(text: str, params: Collection[str]) -> Expr:
     return _parse(text, _Scope(params, per_token=False), "number")
 
 
-def _parse(text: str, scope: _Scope, wanted: Kind) -> Expr:
+def _parse(text: str, scope: _Scope, wanted: Kind | None) -> Expr:
     line, blank, texts = scan(text)
     source = blank.strip()
     start = blank.index(source)
@@ -120,7 +128,7 @@ def _parse(text: str, scope: _Scope, wanted: Kind) -> Expr:
         raise ExpressionError([too_deep(start)]) from None
     reader = _Reader(line, start, texts, scope)
     tree, kind = reader.read(body, 1)
-    if kind is not None and kind != wanted:
+    if None not in (kind, wanted) and kind != wanted:
         hint = ': compare it, as in "entropy > 0.5"' if kind == "number" else ""
         reader.faults.append(Fault(start, f"expected a {wanted}, got a {kind}{hint}"))
     if reader.faults:

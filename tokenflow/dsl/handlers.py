@@ -159,7 +159,7 @@ def _name(role: str, model: str, function: Callable[..., Any]) -> str:
 def _ask(handler: Handler, *arguments: object) -> object:
     try:
         return handler.call(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RouteFailed(f"{handler.name} {failure(error, handler.file)}") from error
 
 

@@ -10,7 +10,9 @@ from typing import Literal
 from tokenflow.types import ModelConfig
 
 Send = Literal["keep", "drop_last"]
-Policy = Literal["auto", "fixed"]
+Policy = Literal["auto", "eager", "fixed", "planned", "lookahead"]
+OnFailure = Literal["fail", "degrade"]
+HeadDtype = Literal["float32", "bfloat16", "float16"]
 HeadKind = Literal["r2r", "citer", "co_llm"]
 
 Expr = tuple[object, ...]
@@ -41,11 +43,25 @@ class ModelIR:
 
 
 @dataclass(frozen=True, slots=True)
+class AssumeIR:
+    """What batches are planned with until it is measured, all by model.
+
+    ``latency_ms`` holds tables of (batch size, ms); ``routing`` shares of steps by destination (a number, or
+    the name of a param); ``commits`` output tokens of such a step, where they are not what rules say.
+    """
+
+    latency_ms: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    routing: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
+    commits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class BatchingIR:
     """When a model starts a batch: ``thresholds`` maps every model to the ready requests it waits for."""
 
     policy: Policy
     thresholds: Mapping[str, int]
+    assume: AssumeIR = AssumeIR()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,8 @@ class HeadIR:
     """A learned router head, which reads the states of one ``model``.
 
     ``path`` is a local file or directory, made absolute, or text for the hub; empty where the head is part
-    of the model's own checkpoint (``co_llm``).  Without a ``threshold`` the one stored with it counts.
+    of the model's own checkpoint (``co_llm``).  Without a ``threshold`` the one stored with it counts.  It
+    computes in ``dtype``.
     """
 
     name: str
@@ -61,6 +78,7 @@ class HeadIR:
     path: str
     threshold: float | None
     model: str
+    dtype: HeadDtype = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +95,7 @@ class PythonIR:
 
     ``route``, ``send`` and ``receive`` name functions.  ``router`` names a class that has all three as
     methods; ``peer`` is the model that its instances know as ``peer_idx``.  ``heads`` names the router
-    heads that the route reads.
+    heads that the route reads, and ``signals`` holds expressions that it reads by name.
     """
 
     file: str
@@ -87,6 +105,7 @@ class PythonIR:
     router: str | None = None
     peer: str | None = None
     heads: tuple[str, ...] = ()
+    signals: Mapping[str, Expr] = field(default_factory=dict)
 
     @property
     def routes(self) -> bool:
@@ -108,7 +127,10 @@ class RecipeIR:
     first, for which :func:`tokenflow.dsl.weights.first_writer` does.  Otherwise it is empty.
 
     Up to ``rollback`` tokens at the end of the output are tentative until a model with ``verify`` has seen
-    them.  ``source`` is the file that the recipe came from, empty if there is none.
+    them.  With ``rollback_to``, an ``at`` condition that holds where a step ends, what comes before the last
+    step is final all the same.  ``on_failure`` says what happens when a model is given up: every request
+    fails, or the other models go on without it.  ``source`` is the file that the recipe came from, empty if
+    there is none.
     """
 
     name: str
@@ -122,6 +144,8 @@ class RecipeIR:
     draw: tuple[tuple[str, Expr], ...] = ()
     budgets: Mapping[str, BudgetIR] = field(default_factory=dict)
     rollback: int = 0
+    rollback_to: Expr | None = None
+    on_failure: OnFailure = "fail"
     source: str = ""
     description: str = ""
 
@@ -132,10 +156,21 @@ class RecipeIR:
                 return model
         raise KeyError(name)
 
+    @property
+    def simulated(self) -> tuple[str, ...]:
+        """Names of the models that a request can be at and that are simulated, in recipe order."""
+        return tuple(name for name in self.reachable() if self.model(name).config.engine == "sim")
+
     def reachable(self) -> tuple[str, ...]:
         """Names of the models a request can ever be at, in recipe order."""
+        return self._reached({self.entry, *dict(self.draw)})
+
+    def reachable_from(self, name: str) -> tuple[str, ...]:
+        """Names of the models a request at model ``name`` can still be at, that one included."""
+        return self._reached({name})
+
+    def _reached(self, seen: set[str]) -> tuple[str, ...]:
         names = [model.name for model in self.models]
-        seen = {self.entry, *dict(self.draw)}
         todo = list(seen)
         while todo:
             name = todo.pop()

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from tokenflow.dsl.schema import NAME, Recipe
-from tokenflow.types import ModelConfig
+from tokenflow.types import EndpointConfig, ModelConfig
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -15,9 +15,11 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def recipe_schema() -> str:
     """The schema as JSON text.  It knows keys and types; ``tokenflow check`` knows meanings as well."""
     schema = _tidy(Recipe.model_json_schema())
-    model = schema["$defs"]["Model"]
-    for name, text in _settings().items():
-        model["properties"][name]["description"] = text
+    for shape, config in (("Model", ModelConfig), ("Endpoint", EndpointConfig)):
+        for name, text in _settings(config).items():
+            schema["$defs"][shape]["properties"][name]["description"] = text
+    # What is not simulated is somewhere.
+    schema["$defs"]["Model"]["anyOf"] = [{"required": ["path"]}, {"required": ["engine", "latency_ms"]}]
     models = schema["properties"]["models"]
     models["additionalProperties"] = {
         "anyOf": [{"type": "string", "minLength": 1}, {"$ref": "#/$defs/Model"}]
@@ -36,11 +38,15 @@ def _tidy(schema: Any) -> Any:
     return {
         key: {name: _tidy(item) for name, item in value.items()} if key == "properties" else _tidy(value)
         for key, value in schema.items()
-        if key != "title" and not (key == "default" and value in ("", 0, None, {}) and value is not False)
+        if key != "title" and not (key == "default" and _unwritable(value))
     }
 
 
-def _settings() -> dict[str, str]:
-    """What each model setting means, from where the settings are defined."""
-    entries = re.findall(r":param (\w+): (.+?)(?=\n\s*:param|\Z)", ModelConfig.__doc__ or "", re.DOTALL)
+def _unwritable(default: Any) -> bool:
+    return isinstance(default, dict | list) or (default in ("", 0, None) and default is not False)
+
+
+def _settings(config: type) -> dict[str, str]:
+    """What each setting means, from where the settings are defined."""
+    entries = re.findall(r":param (\w+): (.+?)(?=\n\s*:param|\Z)", config.__doc__ or "", re.DOTALL)
     return {name: " ".join(text.replace("``", "").split()) for name, text in entries}

@@ -9,15 +9,17 @@ from typing import Any
 
 from tokenflow.dsl import sugar
 from tokenflow.dsl.check import check
-from tokenflow.dsl.ir import BatchingIR, BudgetIR, HeadIR, ModelIR, RecipeIR
+from tokenflow.dsl.ir import AssumeIR, BatchingIR, BudgetIR, HeadIR, ModelIR, RecipeIR
 from tokenflow.dsl.meaning import Meaning
 from tokenflow.dsl.overrides import apply_overrides
-from tokenflow.dsl.paths import head_path, model_path
+from tokenflow.dsl.paths import head_path, model_path, trace_path
 from tokenflow.dsl.recipe import Recipe as PythonRecipe
-from tokenflow.dsl.schema import Recipe, validate
+from tokenflow.dsl.schema import Model, Recipe
 from tokenflow.dsl.source import Document, read_file, read_mapping
+from tokenflow.dsl.validate import validate
+from tokenflow.dsl.wording import Path as DocumentPath
 from tokenflow.errors import RecipeError
-from tokenflow.types import ModelConfig
+from tokenflow.types import EndpointConfig, ModelConfig
 
 
 def load_recipe(
@@ -58,15 +60,17 @@ def compile_document(document: Document, overrides: Sequence[str], source: str) 
 
 
 def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) -> RecipeIR:
-    def local(find: Callable[[str, Sequence[Path]], str | None], of: str, name: str, text: str) -> str:
-        return find(text, document.spot((of, name, "path")).folders) or text
+    def local(find: Callable[[str, Sequence[Path]], str | None], path: DocumentPath, text: str) -> str:
+        return (find(text, document.spot(path).folders) or text) if text else ""
+
+    def config(name: str, model: Model) -> ModelConfig:
+        path = local(model_path, ("models", name, "path"), model.path)
+        trace = local(trace_path, ("models", name, "trace"), model.trace)
+        endpoint = None if model.endpoint is None else EndpointConfig(**model.endpoint.model_dump())
+        return ModelConfig(**{**model.model_dump(), "path": path, "trace": trace, "endpoint": endpoint})
 
     models = tuple(
-        ModelIR(
-            name,
-            code,
-            ModelConfig(**{**model.model_dump(), "path": local(model_path, "models", name, model.path)}),
-        )
+        ModelIR(name, code, config(name, model))
         for code, (name, model) in enumerate(recipe.models.items(), start=1)
     )
     routes = {
@@ -84,9 +88,10 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
         name: HeadIR(
             name,
             head.kind,
-            local(head_path, "heads", name, head.path) if head.path else "",
+            local(head_path, ("heads", name, "path"), head.path),
             head.threshold,
             meaning.owners[name],
+            head.dtype,
         )
         for name, head in recipe.heads.items()
     }
@@ -97,13 +102,15 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
         entry=recipe.entry or next(iter(weights)),
         models=models,
         routes=routes,
-        batching=BatchingIR(policy, thresholds),
+        batching=BatchingIR(policy, thresholds, AssumeIR(**recipe.batching.assume.model_dump())),
         params=dict(recipe.params),
         python=dict(document.python),
         heads=heads,
         draw=tuple(weights.items()),
         budgets={name: BudgetIR(**budget.model_dump()) for name, budget in recipe.budgets.items()},
         rollback=recipe.rollback,
+        rollback_to=("at", recipe.rollback_to) if recipe.rollback_to else None,
+        on_failure=recipe.on_failure,
         source=source,
         description=recipe.description,
     )

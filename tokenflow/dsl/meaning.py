@@ -74,15 +74,20 @@ def _read_conditions(document: Document) -> tuple[Conditions, bool]:
     return conditions, complete
 
 
+def heads_in(tree: Expr) -> Iterator[str]:
+    """Names of the router heads that an expression asks."""
+    return (cast(str, of) for node, of, *_ in walk(tree) if node in ("head", "threshold"))
+
+
 def _find_owners(document: Document, conditions: Conditions, complete: bool) -> dict[str, str]:
     """The model whose rules ask each head; heads that none or several ask are reported."""
     asking: dict[str, dict[str, None]] = {name: {} for name in mapping(document.data.get("heads"))}
     for (model, _), tree in conditions.items():
-        for node, *arguments in walk(tree):
-            if node in ("head", "threshold"):
-                asking[cast(str, arguments[0])][model] = None
+        for name in heads_in(tree):
+            asking[name][model] = None
     for model, python in document.python.items():
-        for name in asking.keys() & set(python.heads):
+        named = {*python.heads, *(name for tree in python.signals.values() for name in heads_in(tree))}
+        for name in asking.keys() & named:
             asking[name][model] = None
     for name, models in asking.items():
         if len(models) > 1:

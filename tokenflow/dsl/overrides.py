@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Any, get_origin
 
-from tokenflow.dsl.schema import Model, shape_at, unknown_key
+from tokenflow.dsl.schema import Model
 from tokenflow.dsl.source import Document, Spot, read_value
+from tokenflow.dsl.validate import shape_at, unknown_key
 from tokenflow.dsl.wording import Path, did_you_mean, key_path, printable, show
 
 _STEP = r"(?:[\w-]+(?:\[\d{1,9}\])*)"

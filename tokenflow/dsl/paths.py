@@ -10,6 +10,8 @@ from pathlib import Path
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILE = re.compile(r"[\w.-]+(/[\w.+-]+)+")
 
+_NOWHERE = re.compile(r"(?!)")
+
 
 def model_path(text: str, folders: Sequence[Path]) -> str | None:
     """What a model path of a recipe means; None if it can be neither a directory nor a hub id.
@@ -26,6 +28,11 @@ def head_path(text: str, folders: Sequence[Path]) -> str | None:
     As for models, but local files count as well, and on the hub ``owner/name`` may be followed by a path.
     """
     return _local(text, folders, Path.exists, _HUB_FILE)
+
+
+def trace_path(text: str, folders: Sequence[Path]) -> str | None:
+    """What the path of a recorded trace means, a local file; None if there is none."""
+    return _local(text, folders, Path.is_file, _NOWHERE)
 
 
 def _local(

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
+from tokenflow.dsl.check import name_fault
 from tokenflow.dsl.definitions import class_fault, function_fault
-from tokenflow.dsl.ir import PythonIR, RecipeIR
+from tokenflow.dsl.expr import parse_expression
+from tokenflow.dsl.ir import Expr, PythonIR, RecipeIR
 from tokenflow.dsl.load import compile_document
 from tokenflow.dsl.recipe import Definition, Model, Place, Recipe, Role
+from tokenflow.dsl.scan import ExpressionError
 from tokenflow.dsl.source import Document, Spot, no_such_file, read_mapping
 from tokenflow.dsl.wording import did_you_mean, printable, show
 from tokenflow.errors import Problem, RecipeError
@@ -108,43 +111,45 @@ def _document(recipe: Recipe, origin: _Origin) -> Document:
 def _read_python(document: Document, origin: _Origin, recipe: Recipe, model: Model) -> None:
     """Note the Python of one model in the document, and what is wrong with it."""
 
-    def report(key: str, place: Place, message: str) -> None:
-        path = ("models", model.name, key) if key else ("models", model.name)
-        document.note(origin.spot(place), path, message)
+    def report(place: Place, message: str, *key: str) -> None:
+        document.note(origin.spot(place), ("models", model.name, *key), message)
 
     first = next(other for other in recipe.models if other.name == model.name)
     if first is not model:
-        report("", model.place, f"the recipe has this model already, from line {first.place.line}")
+        report(model.place, f"the recipe has this model already, from line {first.place.line}")
         return
     params = recipe.data.get("params", {})
     names = [name for name in params if isinstance(name, str)] if isinstance(params, Mapping) else []
+    routed = model.router is not None or any(definition.role == "route" for definition in model.definitions)
+    signals, faults = _read_signals(model, routed, names, _heads_of(recipe))
+    for key, message in faults:
+        report(model.place, message, "signals", *key)
     functions: dict[Role, Definition] = {}
     for definition in model.definitions:
         role, function, place = definition
-        fault = function_fault(function, role, origin.file, names)
+        fault = function_fault(function, role, origin.file, [*names, *signals])
         if role in functions:
             fault = f"the model has a {role} already, from line {functions[role].place.line}"
         elif model.router is not None:
             fault = f"the model's class has its own {role}: use functions or a class, not both"
         if fault is not None:
-            report(role, place, fault)
+            report(place, fault, role)
         functions.setdefault(role, definition)
     for _, place in model.rule_lists[1:]:
-        report("rules", place, "the model has rules already: give them in one list")
-    routed = "route" in functions or model.router is not None
+        report(place, "the model has rules already: give them in one list", "rules")
     if "send" in functions and not routed:
         message = 'a send function needs a route function: rules say "keep" or "drop_last" themselves'
-        report("send", functions["send"].place, message)
+        report(functions["send"].place, message, "send")
     others = [other.name for other in recipe.models if other is not model]
     if model.peer is not None and (fault := _peer_fault(model, others)) is not None:
-        report("peer", model.place, fault)
-    if model.heads and (fault := _heads_fault(model.heads, routed, recipe)) is not None:
-        report("heads", model.place, fault)
+        report(model.place, fault, "peer")
+    if model.heads and (fault := _heads_fault(model.heads, routed, _heads_of(recipe))) is not None:
+        report(model.place, fault, "heads")
     if model.router is not None and _are_numbers(params):
         values = {name: float(value) for name, value in params.items()}
         peer_idx = next((other.index for other in recipe.models if other.name == model.peer), None)
         if (fault := class_fault(model.router, origin.file, model.index, peer_idx, values)) is not None:
-            report("router", model.place, fault)
+            report(model.place, fault, "router")
     if functions or model.router is not None:
         named = {role: getattr(functions[role].function, "__qualname__", "") for role in functions}
         document.python[model.name] = PythonIR(
@@ -155,7 +160,36 @@ def _read_python(document: Document, origin: _Origin, recipe: Recipe, model: Mod
             router=model.router.__qualname__ if isinstance(model.router, type) else None,
             peer=model.peer,
             heads=model.heads,
+            signals=signals,
         )
+
+
+def _read_signals(
+    model: Model, routed: bool, params: Collection[str], heads: Collection[str]
+) -> tuple[dict[str, Expr], list[tuple[tuple[str, ...], str]]]:
+    """The expressions declared with a model that are right, and what is wrong with others, by name."""
+    written = model.signals
+    if not isinstance(written, Mapping):
+        return {}, [((), f"expected a mapping of names to expressions, got {show(written)}")]
+    if written and not routed:
+        return {}, [((), "only a route in Python reads signals by name; rules say theirs themselves")]
+    trees: dict[str, Expr] = {}
+    faults: list[tuple[tuple[str, ...], str]] = []
+    for name, text in written.items():
+        if not isinstance(name, str):
+            faults.append(((), f"a name must be text, got {show(name)}"))
+        elif not isinstance(text, str):
+            faults.append(((name,), f"expected an expression, got {show(text)}"))
+        elif name in params:
+            faults.append(((name,), f'"{name}" is a parameter: choose another name'))
+        elif (fault := name_fault(name)) is not None:
+            faults.append(((name,), fault))
+        else:
+            try:
+                trees[name] = parse_expression(text, params, heads)
+            except ExpressionError as error:
+                faults += [((name,), f"column {at + 1}: {message}") for at, message in error.faults]
+    return trees, faults
 
 
 def _are_numbers(params: object) -> TypeGuard[Mapping[str, float]]:
@@ -175,11 +209,14 @@ def _peer_fault(model: Model, others: Collection[str]) -> str | None:
     return f"expected the name of another model, got {show(model.peer)}{hint}"
 
 
-def _heads_fault(heads: Sequence[str], routed: bool, recipe: Recipe) -> str | None:
+def _heads_of(recipe: Recipe) -> list[str]:
+    declared = recipe.data.get("heads")
+    return list(declared) if isinstance(declared, Mapping) else []
+
+
+def _heads_fault(heads: Sequence[str], routed: bool, known: Collection[str]) -> str | None:
     if not routed:
         return "only a route in Python says which heads it reads; rules name theirs where they use them"
-    declared = recipe.data.get("heads")
-    known = list(declared) if isinstance(declared, Mapping) else []
     for name in heads:
         if name not in known:
             hint = did_you_mean(str(name), known) or f" (heads: {', '.join(known) or 'none'})"

@@ -62,6 +62,8 @@ class Recipe:
     :param draw: weights by model, as in YAML: every token's writer is drawn.
     :param budgets: what a model may write at most, as in YAML.
     :param rollback: how many tokens at the end of the output are tentative.
+    :param rollback_to: a text that ends a step, as in YAML: what comes before the last step is final.
+    :param on_failure: as in YAML, ``fail`` or ``degrade``.
     :param description: one sentence for people.
     """
 
@@ -76,6 +78,8 @@ class Recipe:
         draw: Mapping[str, Any] | None = None,
         budgets: Mapping[str, Any] | None = None,
         rollback: int | None = None,
+        rollback_to: str | None = None,
+        on_failure: str | None = None,
         description: str | None = None,
     ) -> None:
         given = {
@@ -88,6 +92,8 @@ class Recipe:
             "draw": draw,
             "budgets": budgets,
             "rollback": rollback,
+            "rollback_to": rollback_to,
+            "on_failure": on_failure,
         }
         self.data = {key: value for key, value in given.items() if value is not None}
         self.place = _caller()
@@ -101,6 +107,7 @@ class Recipe:
         router: type | None = None,
         peer: str | None = None,
         heads: Sequence[str] = (),
+        signals: Mapping[str, str] | None = None,
         **config: Any,
     ) -> Model:
         """Add a model.
@@ -109,10 +116,15 @@ class Recipe:
         :param router: the model's class, a :class:`tokenflow.BaseRouter`.
         :param peer: the model whose code the router's objects know as ``peer_idx``.
         :param heads: names of the router heads that the model's route reads.
+        :param signals: expressions, as in YAML, that the model's route reads by name: as an argument of the
+            function, or with ``result.signal(name)``.  What they remember belongs to the request, through
+            hand-offs and restarts.
         :param config: what a model has in YAML: ``dtype``, ``device``, ``engine`` and so on.
         """
         settings = config if path is None else {"path": _plain(path), **config}
-        model = Model(name, len(self.models) + 1, settings, _caller(), router, peer, tuple(heads))
+        model = Model(
+            name, len(self.models) + 1, settings, _caller(), router, peer, tuple(heads), signals or {}
+        )
         self.models.append(model)
         return model
 
@@ -144,6 +156,7 @@ class Model:
     router: type | None
     peer: str | None
     heads: tuple[str, ...]
+    signals: Mapping[str, str]
     definitions: list[Definition] = field(default_factory=list)
     rule_lists: list[tuple[list[Any], Place]] = field(default_factory=list)
 
@@ -151,8 +164,8 @@ class Model:
         """Decorate the function that says where requests go after a step at this model.
 
         It gets a :class:`tokenflow.routing.python.Result` and, by their names, those of the recipe's
-        parameters that it asks for, each a float32 tensor [B].  It returns destination codes, a tensor of
-        integers [B] or a list: 0 to stay, or a model's ``index``.
+        parameters (float32) and of the model's signals that it asks for, each a tensor [B].  It returns
+        destination codes, a tensor of integers [B] or a list: 0 to stay, or a model's ``index``.
         """
         return self._define("route", function)
 

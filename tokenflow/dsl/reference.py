@@ -11,10 +11,12 @@ from tokenflow.dsl.json_schema import recipe_schema
 
 _SECTIONS = {
     "Model": "models.<name>",
+    "Endpoint": "models.<name>.endpoint",
     "Rule": "routes.<model>[]",
     "Head": "heads.<name>",
     "Budget": "budgets.<model>",
     "Batching": "batching",
+    "Assume": "batching.assume",
 }
 
 

@@ -305,10 +305,15 @@ def _plain(document: Document, value: object, path: Path) -> object:
 
 
 def _plain_mapping(document: Document, value: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    for key in value:
-        if not isinstance(key, str):
+    plain: dict[str, Any] = {}
+    for key, inner in value.items():
+        if isinstance(key, int) and not isinstance(key, bool):
+            key = str(key)  # as YAML has it
+        if isinstance(key, str):
+            plain[key] = _plain(document, inner, (*path, key))
+        else:
             document.report(path, f"a key must be text, got {show(key)}")
-    return {key: _plain(document, value[key], (*path, key)) for key in value if isinstance(key, str)}
+    return plain
 
 
 def _position(node: yaml.ScalarNode, offset: int) -> tuple[int, int]:

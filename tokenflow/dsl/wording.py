@@ -55,6 +55,13 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     return f' (did you mean "{option}"?)' if option is not None else ""
 
 
+def unknown_model(name: str, models: Iterable[str]) -> str:
+    """What to say of a model that a recipe does not have."""
+    known = list(models)
+    hint = did_you_mean(name, known) or f" (models: {', '.join(known) or 'none'})"
+    return f"unknown model {show(name)}{hint}"
+
+
 def key_path(path: Path) -> str:
     """``routes.slm[0].when``; keys that are not plain words stand in quotes."""
     parts: list[str] = []

@@ -8,8 +8,8 @@ executable form of this contract.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
@@ -48,6 +48,13 @@ class Opened(NamedTuple):
     cached: int
 
 
+class Feed(NamedTuple):
+    """``tokens`` that are fed to ``slot``."""
+
+    slot: int
+    tokens: Sequence[int]
+
+
 @dataclass(frozen=True, slots=True)
 class Extend:
     """Feed ``tokens`` (at least one) to ``slot``.
@@ -66,10 +73,15 @@ class StepOutput:
 
     :param logits: raw next-token logits, [n, V], in the engine's dtype or float32.
     :param hidden: last-layer hidden states after the final norm (the LM head's input), [n, H].
+    :param known: how many of the most probable tokens of each row have their own logits, int64 [n]; the
+        others share what is left and are not to be drawn.  ``None`` where all have.
+    :param failed: extends that got no results, by index, and why; the others are not affected.
     """
 
     logits: Tensor
     hidden: Tensor
+    known: Tensor | None = None
+    failed: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,7 @@ from tokenflow.types import ModelConfig
 
 logger = logging.getLogger(__name__)
 
-ENGINES = ("torch",)
-PLANNED = ("sglang",)
-"""Engines that recipes may name already."""
+ENGINES = ("torch", "sglang", "openai")
 
 
 def load_engine(config: ModelConfig) -> Engine:
@@ -30,14 +28,20 @@ def load_engine(config: ModelConfig) -> Engine:
     """
     if ":" in config.engine:
         return _load_own(config)
-    if config.engine in PLANNED:
-        raise UnsupportedModel(
-            f"engine {config.engine!r} is not available yet; run the model with one of: {', '.join(ENGINES)} "
-            "(--set models.<name>.engine=torch)"
-        )
     if config.engine not in ENGINES:
         raise UnsupportedModel(f"engine {config.engine!r} does not exist; engines: {', '.join(ENGINES)}")
-    # torch takes a second to import, and an engine of another kind may not need it.
+    # Imported where they are needed: each brings much that the others can do without.
+    if config.engine == "sglang":
+        from tokenflow.engines.sglang.seams import require_sglang
+
+        require_sglang()
+        from tokenflow.engines.sglang import SglangEngine
+
+        return SglangEngine(config)
+    if config.engine == "openai":
+        from tokenflow.engines.openai import OpenAIEngine
+
+        return OpenAIEngine(config)
     from tokenflow.engines.torch import TorchEngine
 
     if config.tensor_parallel > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -56,6 +56,12 @@ class Draw:
     def at(self, length: int) -> Draw:
         """The same request when it had only ``length`` tokens."""
         return Draw(self.params, self.seed, self.tokens[:length], self.prompt_tokens)
+
+    def among(self, count: int) -> Draw:
+        """The same request, to be drawn from the ``count`` most probable tokens at most."""
+        if self.params.greedy or 0 < self.params.top_k <= count:
+            return self
+        return Draw(replace(self.params, top_k=count), self.seed, self.tokens, self.prompt_tokens)
 
 
 class Sampled(NamedTuple):

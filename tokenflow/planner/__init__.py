@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from tokenflow.planner.model import RoutingModel, Throughput
     from tokenflow.planner.policy import Decision, Snapshot, StartPolicy, Thresholds
     from tokenflow.planner.search import Plan, PolicyPlan, best_policy, best_thresholds
+    from tokenflow.planner.table import Planned, PolicyTable
 
 __all__ = [
     "Decision",
     "Lookahead",
     "Plan",
+    "Planned",
     "PolicyPlan",
+    "PolicyTable",
     "RoutingModel",
     "Snapshot",
     "StartPolicy",
@@ -37,7 +40,9 @@ _HOME = {
     "Decision": "policy",
     "Lookahead": "lookahead",
     "Plan": "search",
+    "Planned": "table",
     "PolicyPlan": "search",
+    "PolicyTable": "table",
     "RoutingModel": "model",
     "Snapshot": "policy",
     "StartPolicy": "policy",

@@ -53,6 +53,20 @@ class Thresholds:
         return Decision(tuple(i for i, (k, b, least) in enumerate(waiting) if not b and k >= least))
 
 
+def feasible(thresholds: Sequence[int], concurrency: int) -> tuple[int, ...]:
+    """Lower thresholds, the largest first, until ``concurrency`` requests cannot all wait below them.
+
+    The rule is sum(B_i - 1) < N (TokenRouter, arXiv 2610.12242, section 4).  With it, when every active
+    request waits at some model and none runs, at least one model has reached its threshold: there is no
+    deadlock to detect.
+    """
+    lowered = list(thresholds)
+    excess = sum(lowered) - len(lowered) - max(concurrency - 1, 0)
+    for _ in range(excess):
+        lowered[lowered.index(max(lowered))] -= 1
+    return tuple(lowered)
+
+
 def eager(size: int) -> Thresholds:
     """Every one of ``size`` models starts as soon as a request waits."""
     return Thresholds((1,) * size)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tokenflow.errors import ModelLoadError, RouteFailed
 from tokenflow.routing.heads.base import Head
+from tokenflow.routing.rules import Named, compile_named
 from tokenflow.routing.signals import Signals
 from tokenflow.wire.code import ImportFailed, failure, find, keywords, place
 from tokenflow.wire.messages import PythonSpec
@@ -19,6 +20,7 @@ from tokenflow.wire.messages import PythonSpec
 TAIL = 16
 """How many output tokens before the sampled one a route can look at."""
 
+_NONE = compile_named({}, ())
 _FLOOR = 75.0
 """How far below the largest of its row a logit may lie: exp(-75) is about 2.7e-33, so that probabilities over
 up to 200,000 words are normal float32 numbers and p ln p is finite."""
@@ -55,6 +57,7 @@ class Result:
     :param signals: of a batch.
     :param heads: the router heads that the route reads.
     :param rows: the B rows of the batch that are meant, int64 [B]; None for all.
+    :param named: the expressions that are declared with the model.
     """
 
     def __init__(
@@ -62,10 +65,12 @@ class Result:
         signals: Signals,
         heads: Mapping[str, Head] = MappingProxyType({}),
         rows: Tensor | None = None,
+        named: Named = _NONE,
     ) -> None:
         self.logits_output = LogitsOutput(signals, rows)
         self._signals = signals
         self._heads = heads
+        self._named = named
         self._rows = rows
 
     @property
@@ -76,7 +81,7 @@ class Result:
     @property
     def tails(self) -> Tensor:
         """Output ids before the one just sampled, the latest last, -1 where there are none, int64 [B, 16]."""
-        return _take(self._signals.tails, self._rows)
+        return _take(self._signals.tails[:, -TAIL:], self._rows)
 
     @property
     def position(self) -> Tensor:
@@ -96,7 +101,7 @@ class Result:
     @cached_property
     def params(self) -> Mapping[str, Tensor]:
         """The recipe's parameters, each float32 [B]."""
-        return {name: _take(value, self._rows) for name, value in self._signals.params.items()}
+        return {name: _take(self._signals.param(name), self._rows) for name in self._signals.names}
 
     def entropy(self) -> Tensor:
         """Entropy of the next-token distribution over ln V, in [0, 1], float32 [B]."""
@@ -117,6 +122,17 @@ class Result:
     def logprob(self) -> Tensor:
         """Log-probability of the sampled token in nats, float32 [B]."""
         return _take(self._signals.logprob(), self._rows)
+
+    def signal(self, name: str) -> Tensor:
+        """An expression declared with the model, as in ``signals={"smooth": "momentum(entropy, 0.9)"}``.
+
+        :return: [B]: bool for a condition, int64 where all in it is whole, float64 where ``draw`` is in it,
+            else float32.
+        :raises LookupError: if the model declares none of this name.
+        """
+        if name not in self._named.terms:
+            raise LookupError(f"no signal {name!r} here: declare it with recipe.model(..., signals={{...}})")
+        return _take(self._named.value(name, self._signals), self._rows)
 
     def head(self, name: str) -> Tensor:
         """Score of a router head for the sampled token, float32 [B].
@@ -148,13 +164,17 @@ class Result:
 class PythonRoute:
     """A model's route function, or the ``route`` of its class, over a batch.
 
+    ``tail`` is how many tokens before the sampled one it can look at, and ``memories`` what the expressions
+    declared with the model keep of each request from step to step.
+
     :param spec: what to import.
     :param model: the model's name, for messages.
     :param code: its destination code.
     :param models: how many destination codes there are, from 1.
     :param params: names of the recipe's parameters.
     :param heads: the router heads that the route reads.
-    :raises ModelLoadError: if the definition cannot be imported.
+    :raises ModelLoadError: if the definition cannot be imported, or an expression asks for the threshold of
+        a head that has none.
     """
 
     def __init__(
@@ -170,6 +190,9 @@ class PythonRoute:
         self._code = code
         self._models = models
         self._heads = heads
+        self._named = compile_named(spec.signals, params, heads)
+        self.tail = max(TAIL, self._named.tail)
+        self.memories = self._named.memories
         try:
             definition = find(spec.file, spec.route or spec.router)
         except ImportFailed as error:
@@ -177,7 +200,7 @@ class PythonRoute:
         self._by_class = not spec.route
         self._route: Callable[..., object] = definition.route if self._by_class else definition
         self._name = f"route of model {model!r} ({place(self._route)})"
-        self._asked = () if self._by_class else keywords(definition, params)
+        self._asked = () if self._by_class else keywords(definition, [*params, *spec.signals])
 
         @lru_cache(_MOST_ROUTERS)
         def build(values: tuple[float, ...]) -> Any:
@@ -189,22 +212,25 @@ class PythonRoute:
     def __call__(self, signals: Signals, values: Sequence[tuple[float, ...]]) -> list[int]:
         """The destination code of each row; 0 to stay.
 
-        :param signals: of B rows, complete: positions, run lengths, draws, hidden states, tails of
-            :data:`TAIL` tokens and every parameter.
+        :param signals: of B rows, complete: positions, run lengths, draws, hidden states, every parameter,
+            tails of ``tail`` tokens and states.
         :param values: each row's parameter values in the order of ``params``; B of them.
         :raises RouteFailed: if the route raises, or its answer is not one code for each row.
         """
         if not self._by_class:
-            result = Result(signals, self._heads)
-            params = {name: result.params[name] for name in self._asked}
-            return self._ask(len(values), self._route, result, **params)
+            result = Result(signals, self._heads, named=self._named)
+            asked = {
+                name: result.signal(name) if name in self._named.terms else signals.param(name)
+                for name in self._asked
+            }
+            return self._ask(len(values), self._route, result, **asked)
         groups: dict[tuple[float, ...], list[int]] = {}
         for row, own in enumerate(values):
             groups.setdefault(own, []).append(row)
         codes = [0] * len(values)
         for own, rows in groups.items():
             chosen = torch.tensor(rows, device=signals.token.device) if len(groups) > 1 else None
-            result = Result(signals, self._heads, chosen)
+            result = Result(signals, self._heads, chosen, self._named)
             for row, code in zip(rows, self._ask(len(rows), self._route_with, own, result), strict=True):
                 codes[row] = code
         return codes
@@ -215,7 +241,7 @@ class PythonRoute:
     def _ask(self, count: int, call: Callable[..., object], /, *given: object, **params: Tensor) -> list[int]:
         try:
             answer = call(*given, **params)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RouteFailed(f"{self._name} {failure(error, self._file)}") from error
         codes = self._plain(answer, count)
         for row, code in enumerate(codes):

@@ -15,20 +15,19 @@ nodes.  How it computes:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenflow.errors import ProtocolError
 from tokenflow.routing.heads.base import Head
-from tokenflow.routing.memory import Memory
+from tokenflow.routing.memory import Memories
 from tokenflow.routing.signals import Signals
-from tokenflow.routing.terms import Malformed, Run
+from tokenflow.routing.terms import Malformed, Run, Term
 from tokenflow.routing.trees import Scope, compile_tree
 from tokenflow.wire.messages import RouteRule
 
@@ -36,29 +35,42 @@ from tokenflow.wire.messages import RouteRule
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Compiled rules: called with the signals of B rows, they give the index of the first rule that fires
-    in each row, or -1, as int64 [B].
+    in each row, or -1.
 
-    Nothing needs to be given that they do not read: ``signals``, ``params`` and ``heads`` are names (heads
-    need hidden states), ``tail`` is how many tokens before the sampled one they look at, and ``state`` how
-    many numbers they keep of each request from step to step.
+    ``conditions`` are those of the rules that may fire or not, with their indices, the last rule first;
+    ``otherwise`` is the index of the rule after them that always fires, or -1.  ``tail`` is how many tokens
+    before the sampled one they look at, and ``memories`` what they keep of each request from step to step.
     """
 
-    signals: frozenset[str]
-    params: frozenset[str]
-    heads: frozenset[str]
+    conditions: tuple[tuple[int, Run], ...]
+    otherwise: int
     tail: int
-    state: int
-    choose: Run
-    memories: tuple[Memory, ...]
+    memories: Memories
 
-    def __call__(self, signals: Signals) -> Tensor:
-        return self.choose(signals)
+    def __call__(self, signals: Signals) -> list[int]:
+        held = [run(signals) for _, run in self.conditions]
+        if not held:
+            return [self.otherwise] * signals.batch
+        # One copy from the device for all of them.
+        flags = torch.stack(held).tolist() if len(held) > 1 else [held[0].tolist()]
+        chosen = [self.otherwise] * len(flags[0])
+        for (index, _), row in zip(self.conditions, flags, strict=True):
+            chosen = [index if holds else later for holds, later in zip(row, chosen, strict=True)]
+        return chosen
 
-    def advance(self, signals: Signals) -> Tensor:
-        """The state after this step, float64 [B, ``state``]; each row's depends on that row alone."""
-        if not self.memories:
-            return torch.empty(len(signals.token), 0, dtype=torch.float64, device=signals.token.device)
-        return torch.cat([memory.kept(signals) for memory in self.memories], 1)
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Compiled expressions by name; ``tail`` and ``memories`` as in :class:`Rules`."""
+
+    terms: Mapping[str, Term]
+    tail: int
+    memories: Memories
+
+    def value(self, name: str, signals: Signals) -> Tensor:
+        """The value of one of them in B rows, [B]: bool for a condition, int64 where all in it is whole,
+        float64 where ``draw`` is in it, else float32."""
+        return signals.once(("named", name), lambda: self.terms[name].over(signals))
 
 
 def compile_rules(
@@ -72,49 +84,44 @@ def compile_rules(
     :raises ModelLoadError: if a condition asks for the threshold of a head that has none.
     """
     conditions: list[tuple[int, Run]] = []
-    reads: set[tuple[str, Any]] = set()
+    terms: list[Term] = []
     scope = Scope(params, heads)
     otherwise = -1
     for index, rule in enumerate(rules):
-        try:
-            condition = compile_tree(rule.when, scope)
-        except Malformed as error:
-            raise ProtocolError(f"rule {index}: {error}") from None
+        condition = _compiled(f"rule {index}", rule.when, scope)
         if condition.kind != "truth":
             raise ProtocolError(f"rule {index}: a number, not a condition")
         if condition.run is not None:
             conditions.append((index, condition.run))
-            reads |= condition.reads
+            terms.append(condition)
         elif condition.value:
             otherwise = index
             break
-    memories = tuple(memory for memory in scope.memories.values() if ("memory", memory) in reads)
-    ends = list(accumulate((memory.width for memory in memories), initial=0))
-    for memory, start in zip(memories, ends[:-1], strict=True):
-        memory.start = start
-    return Rules(
-        signals=_names(reads, "signal"),
-        params=_names(reads, "param"),
-        heads=_names(reads, "head"),
-        tail=max((length for of, length in reads if of == "tail"), default=0),
-        state=ends[-1],
-        choose=_chooser(conditions, otherwise),
-        memories=memories,
-    )
+    return Rules(tuple(reversed(conditions)), otherwise, *_looks_back(terms, scope))
 
 
-def _names(reads: Collection[tuple[str, Any]], kind: str) -> frozenset[str]:
-    return frozenset(name for of, name in reads if of == kind)
+def compile_named(
+    trees: Mapping[str, Any], params: Collection[str], heads: Mapping[str, Head] = MappingProxyType({})
+) -> Named:
+    """Compile the expressions that a route in Python reads by name.
+
+    :raises ProtocolError: if one is not a tree as above over ``params`` and ``heads``.
+    :raises ModelLoadError: if one asks for the threshold of a head that has none.
+    """
+    scope = Scope(params, heads)
+    terms = {name: _compiled(f"signal {name!r}", tree, scope) for name, tree in trees.items()}
+    return Named(terms, *_looks_back(terms.values(), scope))
 
 
-def _chooser(conditions: Sequence[tuple[int, Run]], otherwise: int) -> Run:
-    if not conditions:
-        return lambda signals: torch.full_like(signals.token, otherwise)
+def _compiled(what: str, tree: Any, scope: Scope) -> Term:
+    try:
+        return compile_tree(tree, scope)
+    except Malformed as error:
+        raise ProtocolError(f"{what}: {error}") from None
 
-    def choose(signals: Signals) -> Tensor:
-        chosen: Tensor | int = otherwise
-        for index, run in reversed(conditions):
-            chosen = torch.where(run(signals), index, chosen)
-        return cast(Tensor, chosen)
 
-    return choose
+def _looks_back(terms: Iterable[Term], scope: Scope) -> tuple[int, Memories]:
+    """How far terms look back, and the memories that they need."""
+    reads = {read for term in terms for read in term.reads}
+    memories = [memory for memory in scope.memories.values() if ("memory", memory) in reads]
+    return max((length for of, length in reads if of == "tail"), default=0), Memories.of(memories)

@@ -20,6 +20,12 @@ Run = Callable[[Signals], Tensor]
 Kind = Literal["whole", "real", "double", "truth"]
 
 WHOLE_LIMIT = 2**63
+_DTYPES: Mapping[Kind, torch.dtype] = {
+    "whole": torch.int64,
+    "real": torch.float32,
+    "double": torch.float64,
+    "truth": torch.bool,
+}
 
 
 class Malformed(Exception):
@@ -30,8 +36,8 @@ class Malformed(Exception):
 class Term:
     """A compiled subtree: ``run`` over signals, or else the constant ``value``.
 
-    A whole term is at most ``limit`` in magnitude.  ``reads`` holds what it depends on as pairs: kind and
-    name of signals, params and heads, ("tail", length), ("memory", memory).
+    A whole term is at most ``limit`` in magnitude.  ``reads`` holds what it depends on of earlier steps as
+    pairs: ("tail", how many tokens before the sampled one), ("memory", a window or momentum).
     """
 
     kind: Kind
@@ -39,6 +45,12 @@ class Term:
     run: Run | None = None
     limit: int = 0
     reads: frozenset[tuple[str, Any]] = frozenset()
+
+    def over(self, signals: Signals) -> Tensor:
+        """The value in B rows, [B]: bool for a condition, int64, float32 or float64 for a number."""
+        if self.run is not None:
+            return self.run(signals)
+        return torch.full((signals.batch,), self.value, dtype=_DTYPES[self.kind], device=signals.device)
 
 
 def operation(node: str, terms: list[Term]) -> Term:
@@ -76,18 +88,19 @@ def _binary(
     limit: int = 0,
     fold: Callable[[Any, Any], Any] | None = None,
 ) -> Term:
-    """Apply ``function`` to tensors, or one tensor and a number; ``fold`` is its form for two numbers."""
+    """Apply ``function`` to tensors; ``fold`` is its form for two numbers."""
     if left.run is None and right.run is None:
         return Term(kind, (fold or function)(left.value, right.value), limit=limit)
     a, b = _operand(left), _operand(right)
     return Term(kind, run=lambda s: function(a(s), b(s)), limit=limit, reads=left.reads | right.reads)
 
 
-def _operand(term: Term) -> Callable[[Signals], Any]:
-    """What to call for a term's tensor, or for its constant as tensors meet it: a real one in float32."""
+def _operand(term: Term) -> Run:
+    """What to call for a term's tensor; a constant is a tensor of no dimensions, which is met faster than a
+    number."""
     if term.run is not None:
         return term.run
-    value = torch.tensor(term.value, dtype=torch.float32).item() if term.kind == "real" else term.value
+    value = torch.tensor(term.value, dtype=_DTYPES[term.kind])
     return lambda s: value
 
 
@@ -103,8 +116,7 @@ def _as(kind: Kind, term: Term) -> Term:
         return term
     if inner is None:
         return Term(kind, float(term.value))
-    dtype = torch.float64 if kind == "double" else torch.float32
-    return Term(kind, run=lambda s: inner(s).to(dtype), reads=term.reads)
+    return Term(kind, run=lambda s: inner(s).to(_DTYPES[kind]), reads=term.reads)
 
 
 def _arithmetic(function: Callable[[Any, Any], Any], bound: Callable[[int, int], int]) -> Binary:
@@ -119,7 +131,7 @@ def _arithmetic(function: Callable[[Any, Any], Any], bound: Callable[[int, int],
 
 def _quotient(left: Term, right: Term) -> Term:
     kind, left, right = _meet(left, right)
-    return _binary(kind, _divide, left, right, fold=_divide_numbers)
+    return _binary(kind, torch.div, left, right, fold=_divide_numbers)
 
 
 def _remainder(left: Term, right: Term) -> Term:
@@ -190,16 +202,9 @@ def _zero_or_one(term: Term) -> Term:
     return Term("whole", run=lambda s: inner(s).long(), limit=1, reads=term.reads)
 
 
-def _divide(a: Any, b: Any) -> Tensor:
-    # A number over a tensor would be computed as a product with the reciprocal, rounded twice.
-    return torch.div(a if isinstance(a, Tensor) else torch.tensor(a, dtype=b.dtype), b)
-
-
-def _modulo(a: Any, b: Any) -> Tensor:
+def _modulo(a: Tensor, b: Tensor) -> Tensor:
     # In double: the vectorised fmod of float32 is inexact for quotients beyond 1e38, the scalar one is not.
-    dtype = a.dtype if isinstance(a, Tensor) else b.dtype
-    a, b = (x.double() if isinstance(x, Tensor) else x for x in (a, b))
-    return torch.remainder(a, b).to(dtype)
+    return torch.remainder(a.double(), b.double()).to(a.dtype)
 
 
 def _divide_numbers(a: float, b: float) -> float:

@@ -47,21 +47,20 @@ def compile_tree(tree: Any, scope: Scope) -> Term:
         case ["boolean", bool() as value]:
             return Term("truth", value)
         case ["signal", str() as name] if name in WHOLE_SIGNALS:
-            reads = frozenset({("signal", name)})
-            return Term("whole", run=operator.attrgetter(name), limit=_SIGNAL_LIMIT, reads=reads)
+            return Term("whole", run=operator.attrgetter(name), limit=_SIGNAL_LIMIT)
         case ["signal", str() as name] if name in REAL_SIGNALS:
-            return Term("real", run=operator.methodcaller(name), reads=frozenset({("signal", name)}))
+            return Term("real", run=operator.methodcaller(name))
         case ["signal", str() as name] if name in DOUBLE_SIGNALS:
-            return Term("double", run=operator.attrgetter(name), reads=frozenset({("signal", name)}))
+            return Term("double", run=operator.attrgetter(name))
         case ["param", str() as name] if name in scope.params:
-            return Term("real", run=lambda signals: signals.params[name], reads=frozenset({("param", name)}))
+            return Term("real", run=operator.methodcaller("param", name))
         case ["head", str() as name] if name in scope.heads:
             return _score(name, scope.heads[name])
         case ["threshold", str() as name] if name in scope.heads:
             return _threshold(name, scope.heads[name])
         case ["at", [*sequences]] if _are_ids(sequences):
             run, length = at(sequences)
-            return Term("truth", run=run, reads=frozenset({("signal", "token"), ("tail", length)}))
+            return Term("truth", run=run, reads=frozenset({("tail", length)}))
         case ["follows", [*sequences]] if _are_ids(sequences):
             run, length = follows(sequences)
             return Term("truth", run=run, reads=frozenset({("tail", length)}))
@@ -89,8 +88,7 @@ def _score(name: str, head: Head) -> Term:
     def score(signals: Signals) -> Tensor:
         return head.score(signals.hidden, signals.token, signals.raw).float()
 
-    reads = frozenset({("signal", "token"), ("head", name)})
-    return Term("real", run=lambda signals: signals.once(("head", name), lambda: score(signals)), reads=reads)
+    return Term("real", run=lambda signals: signals.once(("head", name), lambda: score(signals)))
 
 
 def _threshold(name: str, head: Head) -> Term:
@@ -109,8 +107,8 @@ def _over_steps(tree: Any, term: Term, scope: Scope, make: Callable[[Run], Memor
 
     def read(signals: Signals) -> Tensor:
         if inner is not None:
-            return inner(signals).double()
-        return torch.full_like(signals.token, term.value, dtype=torch.float64)
+            return inner(signals)
+        return torch.full((signals.batch,), term.value, dtype=torch.float64)
 
     memory = scope.memories.setdefault(repr(tree), make(read))
     return Term("real", run=memory.value, reads=term.reads | {("memory", memory)})

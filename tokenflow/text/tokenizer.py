@@ -127,7 +127,8 @@ class Tokenizer:
                 f"{text[error.start]!r}",
                 "prompt",
             ) from None
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one: only batches let other threads run meanwhile.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the model's answer.

@@ -5,6 +5,7 @@ opened with settings and then extended by token ids.  A :class:`Step` says what 
 run; its :class:`StepDone` answers per (handle, epoch, position), never per batch row.  The epoch of a
 handle rises with every re-opening, so a late answer is never mistaken for a current one.
 
+Messages hold no cycles, so what comes with every step is left out of garbage collection (``gc=False``).
 What repeats per request is positional on the wire, the rest goes by name.  All evolve by four rules: new
 fields come last and have a default; a field never changes its type or meaning; tags are never reused;
 :data:`VERSION` rises when an old peer would misread a message.
@@ -35,26 +36,45 @@ class RouteRule(msgspec.Struct, frozen=True, array_like=True):
 class HeadSpec(msgspec.Struct, frozen=True, array_like=True):
     """A router head to load; ``path`` is a local file or directory (the model's own for ``co_llm``).
 
-    ``threshold`` is the recipe's; without one, the checkpoint's counts.
+    ``threshold`` is the recipe's; without one, the checkpoint's counts.  ``dtype`` is what it computes in.
     """
 
     name: str
     kind: str
     path: str
     threshold: float | None
+    dtype: str = "float32"
 
 
 class PythonSpec(msgspec.Struct, frozen=True, array_like=True):
     """A route written in Python: what to import from which file.
 
     ``route`` is a function's qualified name, or ``router`` a class's, whose instances get ``peer`` (a model
-    code, 0 for none) as ``peer_idx``; the other is empty.
+    code, 0 for none) as ``peer_idx``; the other is empty.  ``signals`` are expression trees that the route
+    reads by name.
     """
 
     file: str
     route: str
     router: str
     peer: int
+    signals: dict[str, Any] = {}
+
+
+class Destination(msgspec.Struct, frozen=True, array_like=True):
+    """Where a simulated model's requests go: to model ``code``, called ``name``.
+
+    ``share`` of its steps lead there, or what the request says for the recipe's parameter number ``param``,
+    if that is not -1.  ``rule`` is the rule that leads there, -1 where Python decides, and ``keep`` whether
+    the sampled token is kept.
+    """
+
+    code: int
+    name: str
+    share: float
+    param: int
+    rule: int
+    keep: bool
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -64,7 +84,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     names the recipe's parameters in the order in which :class:`Open` sends their values.  Ids from
     ``vocab_limit`` on (logits padded beyond the tokenizer) are never sampled.  ``eos_token_ids`` is the
     union over the recipe's models.  ``heads`` are those that this model's rules read.  A ``python`` route
-    takes the place of rules; ``models`` is how many destination codes there are.
+    takes the place of rules; ``models`` is how many destination codes there are.  ``destinations`` say where
+    requests go if the model is simulated.
     """
 
     version: int
@@ -78,6 +99,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     heads: tuple[HeadSpec, ...] = ()
     python: PythonSpec | None = None
     models: int = 1
+    destinations: tuple[Destination, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -100,7 +122,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     load_s: float
 
 
-class Open(msgspec.Struct, frozen=True, array_like=True):
+class Open(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Make a handle known, or known anew under a higher epoch (its old KV cache is then dropped).
 
     ``prompt_tokens`` is the length of the prompt: what follows it counts as output for penalties.
@@ -117,7 +139,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
     state: list[float] = []
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Extend a handle by ``tokens`` (they follow the ``base`` tokens sent before) and run it.
 
     ``tokens`` is empty when an earlier extension did not fit one step: the worker goes on with the rest.
@@ -134,7 +156,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     check: int = 0
 
 
-class Step(msgspec.Struct, frozen=True, tag="step"):
+class Step(msgspec.Struct, frozen=True, tag="step", gc=False):
     """Router to worker: one turn of the engine.  Applied in the order drop, open, truncate, rows.
 
     ``truncate`` holds (handle, length) pairs: forget what follows the first ``length`` tokens.
@@ -147,7 +169,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     rows: list[Row]
 
 
-class RowDone(msgspec.Struct, frozen=True, array_like=True):
+class RowDone(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What came of one row.
 
     ``position`` is the number of the handle's tokens in the KV cache now, which is also the index in the
@@ -169,7 +191,7 @@ class RowDone(msgspec.Struct, frozen=True, array_like=True):
     state: list[float] = []
 
 
-class RowFailed(msgspec.Struct, frozen=True, array_like=True):
+class RowFailed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One request failed; ``kind`` is a class name of :mod:`tokenflow.errors`."""
 
     handle: int
@@ -179,7 +201,7 @@ class RowFailed(msgspec.Struct, frozen=True, array_like=True):
     message: str
 
 
-class StepDone(msgspec.Struct, frozen=True, tag="done"):
+class StepDone(msgspec.Struct, frozen=True, tag="done", gc=False):
     """Worker to router: the step's results.
 
     ``started`` and ``ended`` are the worker's monotonic clock (seconds) when the frame had been decoded

@@ -1,46 +1,46 @@
-"""The one loop of a worker process: receive a step, run the engine, sample, route, reply.
+"""The one loop of a worker process: receive a message, do what it asks, reply.
 
 It holds nothing that the router cannot rebuild, and it never blocks on anything but its channel and its
-device.
+device.  What is behind it is a model that is run, or one that is simulated.
 """
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import logging
 import socket
 import time
 import traceback
-from itertools import accumulate
-from pathlib import Path
+from typing import Protocol
 
-import torch
-
-from tokenflow.engines.base import Engine, Extend
-from tokenflow.engines.load import load_engine
-from tokenflow.engines.sampling import Sampler, unusable_rows
-from tokenflow.errors import EngineError, NonFiniteLogits, ProtocolError, RouteFailed, TokenflowError
+from tokenflow.errors import ProtocolError, TokenflowError
 from tokenflow.settings import settings
-from tokenflow.wire.channel import WorkerChannel
-from tokenflow.wire.messages import (
-    VERSION,
-    Failure,
-    Hello,
-    Ready,
-    Row,
-    RowDone,
-    RowFailed,
-    Score,
-    Scored,
-    Step,
-    StepDone,
-    Stop,
-)
-from tokenflow.worker.residents import Resident, Residents, plan
-from tokenflow.worker.route import Route
+from tokenflow.wire.channel import WorkerChannel, encode
+from tokenflow.wire.messages import VERSION, Failure, Hello, Ready, Score, Scored, Step, StepDone, Stop
 
 _EXIT_FAILURE = 1
+
+
+class Worker(Protocol):
+    """Who answers a router.
+
+    ``awake_s`` is how long it polls for the next message before it sleeps: a device whose steps take
+    milliseconds should not wait for its process to wake up.
+    """
+
+    awake_s: float
+
+    def ready(self, load_s: float) -> Ready:
+        """The handshake's answer."""
+
+    def answer(self, message: Step | Score | Hello | Stop) -> StepDone | Scored:
+        """Do what a message asks; :raises ProtocolError: if it has no place after the handshake."""
+
+    def wait(self) -> None:
+        """Wait until the device is done: the answer may be sent."""
+
+    def close(self) -> None:
+        """Give device memory back; nothing is asked afterwards."""
 
 
 def serve(sock: socket.socket) -> int:
@@ -52,13 +52,14 @@ def serve(sock: socket.socket) -> int:
         if not isinstance(hello, Hello) or hello.version != VERSION:
             raise ProtocolError(f"this worker speaks version {VERSION}; the router opened with {hello!r:.80}")
         started = time.monotonic()
-        torch.set_num_threads(hello.config.threads)
-        worker = Worker(load_engine(hello.config), hello)
+        worker = _load(hello)
         # What is loaded by now lives as long as the worker; no collection need look at it again.
         gc.freeze()
         channel.send(worker.ready(time.monotonic() - started))
-        while not isinstance(message := channel.receive(), Stop):
-            channel.send(worker.answer(message))
+        while not isinstance(message := channel.receive(worker.awake_s), Stop):
+            frame = encode(worker.answer(message))
+            worker.wait()
+            channel.send_frame(frame)
     except (EOFError, ConnectionError):
         return 0
     except Exception as error:
@@ -66,164 +67,16 @@ def serve(sock: socket.socket) -> int:
         text = str(error) if isinstance(error, TokenflowError) else f"{type(error).__name__}: {error}"
         channel.send(Failure(kind, text, traceback.format_exc()))
         return _EXIT_FAILURE
-    worker.engine.close()
+    worker.close()
     return 0
 
 
-class Worker:
-    """One model with its residents, its sampler and its compiled route."""
+def _load(hello: Hello) -> Worker:
+    if hello.config.engine == "sim":
+        from tokenflow.engines.sim import SimWorker
 
-    def __init__(self, engine: Engine, hello: Hello) -> None:
-        self.engine = engine
-        self._hello = hello
-        self._residents = Residents(engine)
-        self._route = Route(hello, engine)
-        self._sampler = Sampler(hello.code, hello.vocab_limit, hello.eos_token_ids, self._route.excluded)
+        return SimWorker(hello)
+    # torch takes a second to import, and a simulated model does without.
+    from tokenflow.worker.model import ModelWorker
 
-    def ready(self, load_s: float) -> Ready:
-        """The handshake's answer."""
-        info = self.engine.info
-        tokenizer = Path(self._hello.config.path) / "tokenizer.json"
-        return Ready(
-            version=VERSION,
-            vocab_size=info.vocab_size,
-            context_length=info.context_length,
-            kv_capacity=info.kv_capacity,
-            block_size=info.block_size,
-            max_requests=info.max_requests,
-            tokenizer=hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer.exists() else "",
-            device=info.device,
-            dtype=info.dtype,
-            load_s=load_s,
-        )
-
-    def answer(self, message: Step | Score | Hello | Stop) -> StepDone | Scored:
-        """Do what a message asks; :raises ProtocolError: if it has no place after the handshake."""
-        if isinstance(message, Step):
-            return self._step(message)
-        if isinstance(message, Score):
-            return self._score(message)
-        raise ProtocolError(f"unexpected {type(message).__name__} after the handshake")
-
-    def _step(self, step: Step) -> StepDone:
-        started = time.monotonic()
-        self._residents.apply(step)
-        if not step.rows:
-            return StepDone(step.id, [], [], started, time.monotonic(), 0.0, 0, 0)
-        residents, cached = [], 0
-        for row in step.rows:
-            resident, saved = self._residents.extend(row)
-            residents.append(resident)
-            cached += saved
-        shares = plan(residents, self._hello.config.max_batch_tokens)
-        extends = [
-            _extend(resident, share) for resident, share in zip(residents, shares, strict=True) if share
-        ]
-        before = time.monotonic()
-        output = self.engine.step(extends)
-        forward_s = time.monotonic() - before
-        with torch.inference_mode():
-            done, failed = self._finish(step.rows, residents, output.logits.float(), output.hidden)
-        return StepDone(step.id, done, failed, started, time.monotonic(), forward_s, sum(shares), cached)
-
-    def _finish(
-        self, rows: list[Row], residents: list[Resident], logits: torch.Tensor, hidden: torch.Tensor
-    ) -> tuple[list[RowDone], list[RowFailed]]:
-        """Sample and route the rows whose extension is complete; the tensors hold their wanted positions."""
-        pairs = list(zip(rows, residents, strict=True))
-        done = [
-            RowDone(row.handle, row.epoch, resident.fed, -1) for row, resident in pairs if resident.pending
-        ]
-        complete = [(row, resident) for row, resident in pairs if not resident.pending]
-        wanted = [resident.check + 1 for _, resident in complete]
-        if sum(wanted) != len(logits):
-            raise EngineError(f"the engine returned {len(logits)} rows of logits instead of {sum(wanted)}")
-        failed = []
-        if unusable := set(unusable_rows(logits, self._hello.vocab_limit)):
-            starts = list(accumulate(wanted, initial=0))
-            spans = [range(start, start + count) for start, count in zip(starts, wanted, strict=False)]
-            bad = {index for index, span in enumerate(spans) if not unusable.isdisjoint(span)}
-            failed = [self._non_finite(*complete[index]) for index in sorted(bad)]
-            kept = [row for index, span in enumerate(spans) if index not in bad for row in span]
-            complete = [pair for index, pair in enumerate(complete) if index not in bad]
-            logits, hidden = logits[kept], hidden[kept]
-        if not complete:
-            return done, failed
-        if any(resident.check for _, resident in complete):
-            kept = self._check([resident for _, resident in complete], logits)
-            logits, hidden = logits[kept], hidden[kept]
-        sampled = self._sampler(logits, [resident.draw for _, resident in complete])
-        try:
-            decided = self._route(complete, [token for token, _, _ in sampled], logits, hidden)
-        except RouteFailed as error:
-            return done, failed + [_route_failed(row, resident, error) for row, resident in complete]
-        for (row, resident), (token, logprob, top), decision in zip(complete, sampled, decided, strict=True):
-            done.append(
-                RowDone(
-                    row.handle,
-                    row.epoch,
-                    resident.fed,
-                    token,
-                    decision.rule,
-                    decision.destination,
-                    logprob,
-                    [(best.id, best.logprob) for best in top],
-                    resident.state,
-                )
-            )
-        return done, failed
-
-    def _check(self, residents: list[Resident], logits: torch.Tensor) -> list[int]:
-        """Keep each resident's checked tokens up to the first that this model would not have written.
-
-        Returns the row of ``logits`` that follows the last token kept, for each resident.
-        """
-        rows, start = [], 0
-        for resident in residents:
-            checked = resident.tokens[len(resident.tokens) - resident.check :]
-            base = len(resident.tokens) - resident.check
-            draws = [resident.draw.at(base + index) for index in range(len(checked))]
-            own = self._sampler(logits[start : start + len(checked)], draws) if checked else []
-            kept = next(
-                (i for i, (token, mine) in enumerate(zip(checked, own, strict=True)) if token != mine.token),
-                len(checked),
-            )
-            rows.append(start + kept)
-            start += len(checked) + 1
-            self._residents.keep(resident, base + kept)
-            resident.check = 0
-        return rows
-
-    def _non_finite(self, row: Row, resident: Resident) -> RowFailed:
-        position = resident.fed - resident.settings.prompt_tokens
-        return RowFailed(
-            row.handle,
-            row.epoch,
-            resident.fed,
-            NonFiniteLogits.__name__,
-            f"model {self._hello.model!r} gave NaN or infinite logits at output position {position}; "
-            "check its weights and dtype",
-        )
-
-    def _score(self, message: Score) -> Scored:
-        scores = self.engine.score(message.tokens, message.top)
-        top = [
-            list(zip(ids, values, strict=True))
-            for ids, values in zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)
-        ]
-        return Scored(message.id, scores.logprobs.tolist(), top)
-
-
-def _extend(resident: Resident, share: int) -> Extend:
-    """Feed ``share`` of the pending tokens; logits are wanted at the end, and before each token to check."""
-    end = resident.fed + share
-    tokens = resident.tokens[resident.fed : end]
-    resident.fed = end
-    if resident.pending:
-        return Extend(resident.slot, tokens, "none")
-    return Extend(resident.slot, tokens, "last" if not resident.check else "all")
-
-
-def _route_failed(row: Row, resident: Resident, error: RouteFailed) -> RowFailed:
-    text = f"{error} (at output position {resident.position})"
-    return RowFailed(row.handle, row.epoch, resident.fed, type(error).__name__, text)
+    return ModelWorker(hello)

@@ -5,20 +5,20 @@ Called with the rows that got a token; every per-token fact comes from the row's
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tokenflow.engines.base import Engine
 from tokenflow.random import DRAW, uniform
 from tokenflow.routing.heads import Comparison, Head, find_defer_id, load_head
-from tokenflow.routing.python import TAIL, PythonRoute
+from tokenflow.routing.python import PythonRoute
 from tokenflow.routing.rules import compile_rules
-from tokenflow.routing.signals import Signals
+from tokenflow.routing.signals import Signals, column, computed
 from tokenflow.wire.messages import Hello, Row
 from tokenflow.worker.residents import Resident
 
@@ -29,6 +29,9 @@ class Decision:
 
     rule: int
     destination: int
+
+
+_STAY = Decision(-1, 0)
 
 
 class Route:
@@ -47,13 +50,14 @@ class Route:
         self.excluded = tuple(sorted(ids if defer is None else ids | {defer}))
         self._excluded = torch.tensor(self.excluded, device=engine.info.device) if self.excluded else None
         self._params = hello.params
-        self._destinations = [rule.destination for rule in hello.rules]
         self._rules = compile_rules(hello.rules, hello.params, heads)
+        self._by_rule = [*(Decision(i, rule.destination) for i, rule in enumerate(hello.rules)), _STAY]
         self._python = (
             PythonRoute(hello.python, hello.model, hello.code, hello.models, hello.params, heads)
             if hello.python is not None
             else None
         )
+        self._looking_back = self._rules if self._python is None else self._python
 
     def __call__(
         self, rows: Sequence[tuple[Row, Resident]], tokens: Sequence[int], logits: Tensor, hidden: Tensor
@@ -64,57 +68,101 @@ class Route:
         :param hidden: after the final norm, [B, H].
         :raises RouteFailed: if a route in Python fails.
         """
-        if self._python is None and not self._destinations:
-            return [Decision(-1, 0)] * len(rows)
-        signals = self._signals(rows, tokens, logits, hidden)
+        if self._python is None and len(self._by_rule) == 1:
+            return [_STAY] * len(rows)
+        memories = self._looking_back.memories
+        signals = StepSignals(
+            rows,
+            tokens,
+            logits,
+            hidden,
+            self._excluded,
+            self._params,
+            self._looking_back.tail,
+            memories.width,
+        )
         if self._python is not None:
             values = [resident.settings.params for _, resident in rows]
-            return [Decision(-1, code) for code in self._python(signals, values)]
-        fired: list[int] = self._rules(signals).tolist()
-        if self._rules.state:
-            for (_, resident), state in zip(rows, self._rules.advance(signals).tolist(), strict=True):
+            decisions = [Decision(-1, code) for code in self._python(signals, values)]
+        else:
+            decisions = [self._by_rule[rule] for rule in self._rules(signals)]
+        if memories.width:
+            for (_, resident), state in zip(rows, memories.kept(signals), strict=True):
                 resident.state = state
-        return [Decision(rule, self._destinations[rule] if rule >= 0 else 0) for rule in fired]
+        return decisions
 
-    def _signals(
-        self, rows: Sequence[tuple[Row, Resident]], tokens: Sequence[int], logits: Tensor, hidden: Tensor
-    ) -> Signals:
-        """What the rules read and nothing else; everything for a route in Python."""
-        rules, everything, device = self._rules, self._python is not None, logits.device
-        residents = [resident for _, resident in rows]
 
-        def column(values: Sequence[object], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
+class StepSignals(Signals):
+    """The signals of a step's rows: what is known of them becomes a tensor once it is asked for.
 
-        def whole(values: Sequence[int]) -> Tensor:
-            # Several times faster than torch.tensor, in every step of every model.
-            return torch.frombuffer(array("q", values), dtype=torch.int64).to(device)
+    :param tail: how many tokens before the sampled one are looked at.
+    :param width: how many numbers are kept of each request from step to step.
+    """
 
-        def needed(name: str) -> bool:
-            return everything or name in rules.signals
+    def __init__(
+        self,
+        rows: Sequence[tuple[Row, Resident]],
+        tokens: Sequence[int],
+        logits: Tensor,
+        hidden: Tensor,
+        excluded: Tensor | None,
+        params: Sequence[str],
+        tail: int,
+        width: int,
+    ) -> None:
+        super().__init__(logits, excluded=excluded, hidden=hidden)
+        self._rows = rows
+        self._sampled = tokens
+        self._names = params
+        self._tail = tail
+        self._width = width
 
-        tail = TAIL if everything else rules.tail
-        params, blank = {}, [0.0] * rules.state
-        if self._params and (everything or rules.params):
-            values = column([resident.settings.params for resident in residents], torch.float32)
-            params = {name: values[:, index] for index, name in enumerate(self._params)}
-        positions = [resident.position for resident in residents] if needed("position") else None
-        runs = [row.run_length + 1 for row, _ in rows] if needed("run_length") else None
-        draws = [draw(resident) for resident in residents] if needed("draw") else None
-        tails = [resident.tail(tail) for resident in residents] if tail else None
-        states = [resident.state or blank for resident in residents] if rules.state else None
-        return Signals(
-            logits=logits,
-            tokens=whole(tokens),
-            positions=None if positions is None else whole(positions),
-            run_lengths=None if runs is None else whole(runs),
-            params=params,
-            excluded=self._excluded,
-            draws=None if draws is None else column(draws, torch.float64),
-            hidden=hidden if everything or rules.heads else None,
-            tails=None if tails is None else column(tails, torch.int64),
-            state=None if states is None else column(states, torch.float64),
-        )
+    @property
+    def names(self) -> Collection[str]:
+        return self._names
+
+    def param(self, name: str) -> Tensor:
+        index = self._names.index(name)
+
+        def values() -> Tensor:
+            given = [resident.settings.params[index] for _, resident in self._rows]
+            return column(given, np.float32, self.device)
+
+        return self.once(("param", name), values)
+
+    @property
+    @computed
+    def token(self) -> Tensor:
+        return column(self._sampled, np.int64, self.device)
+
+    @property
+    @computed
+    def position(self) -> Tensor:
+        return self._column(lambda row, resident: resident.position, np.int64)
+
+    @property
+    @computed
+    def run_length(self) -> Tensor:
+        return self._column(lambda row, resident: row.run_length + 1, np.int64)
+
+    @property
+    @computed
+    def draw(self) -> Tensor:
+        return self._column(lambda row, resident: draw(resident), np.float64)
+
+    @property
+    @computed
+    def tails(self) -> Tensor:
+        return self._column(lambda row, resident: resident.tail(self._tail), np.int64)
+
+    @property
+    @computed
+    def state(self) -> Sequence[list[float]]:
+        blank = [0.0] * self._width
+        return [resident.state or blank for _, resident in self._rows]
+
+    def _column(self, of: Callable[[Row, Resident], object], dtype: type[np.generic]) -> Tensor:
+        return column([of(row, resident) for row, resident in self._rows], dtype, self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +197,7 @@ def load_heads(hello: Hello, engine: Engine) -> dict[str, Head]:
             embeddings=engine.embeddings,
             hidden_size=engine.info.hidden_size,
             device=torch.device(engine.info.device),
+            dtype=getattr(torch, spec.dtype),
         )
         heads[spec.name] = head if spec.threshold is None else Rethresholded(head, spec.threshold)
     return heads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tokenflow.engines.base import EngineInfo, Extend, Opened, Scores, StepOutput
+from tokenflow.engines.base import EngineInfo, Extend, Feed, Opened, Scores, StepOutput
+from tokenflow.engines.checks import check_feeds, check_score
+from tokenflow.engines.memory import cpu_budget, tokens_for
 from tokenflow.engines.torch.config import ModelSpec, read_spec
-from tokenflow.engines.torch.kv import Feed, KVCache, Plan
+from tokenflow.engines.torch.kv import KVCache, Plan
 from tokenflow.engines.torch.model import forward
 from tokenflow.engines.torch.paged import PagedCache
 from tokenflow.engines.torch.rope import Rope
@@ -24,7 +25,6 @@ from tokenflow.types import ModelConfig
 
 Result = TypeVar("Result")
 
-_CPU_SHARE, _CPU_MOST = 8, 4 * 2**30
 _GPU_SHARE = 2
 _SCORE_CHUNK = 512
 _SCORE_LOGITS = 2**24
@@ -89,7 +89,7 @@ class TorchEngine:
 
     def step(self, extends: Sequence[Extend]) -> StepOutput:
         feeds = [Feed(extend.slot, extend.tokens) for extend in extends]
-        self._check(feeds)
+        check_feeds(feeds, self._cache.length, self._spec.context_length, self._spec.vocab_size)
         plan = self._cache.plan(feeds)
         wanted = _wanted(extends, plan, self._device)
         return self._run(
@@ -108,11 +108,7 @@ class TorchEngine:
     def score(self, tokens: Sequence[int], top: int = 0) -> Scores:
         """See the protocol.  Runs over a KV cache of its own, so that it never takes room from open slots."""
         count = len(tokens)
-        if count < 2:
-            raise EngineError(f"nothing to score: {count} token(s) given, at least 2 are needed")
-        if count > self._spec.context_length:
-            raise EngineError(f"{count} tokens are more than the context of {self._spec.context_length}")
-        self._check_ids(tokens)
+        check_score(tokens, self._spec.context_length, self._spec.vocab_size)
         cache = RowCache(
             self._spec,
             self._dtype,
@@ -160,28 +156,6 @@ class TorchEngine:
             best = logprobs.topk(top, -1)
             parts.append((logprobs.gather(1, wanted[:, None])[:, 0], best.indices, best.values))
         return parts
-
-    def _check(self, feeds: Sequence[Feed]) -> None:
-        if not feeds:
-            raise EngineError("a step needs at least one extend")
-        if len({feed.slot for feed in feeds}) < len(feeds):
-            raise EngineError("a slot occurs twice in one step")
-        for slot, tokens in feeds:
-            held = self._cache.length(slot)
-            if not tokens:
-                raise EngineError(f"slot {slot} is extended by no tokens")
-            if held + len(tokens) > self._spec.context_length:
-                raise EngineError(
-                    f"slot {slot} holds {held} tokens; {len(tokens)} more exceed the context of "
-                    f"{self._spec.context_length}"
-                )
-            self._check_ids(tokens)
-
-    def _check_ids(self, tokens: Sequence[int]) -> None:
-        low, high = min(tokens), max(tokens)
-        if low < 0 or high >= self._spec.vocab_size:
-            wrong = low if low < 0 else high
-            raise EngineError(f"token id {wrong} is outside the vocabulary of {self._spec.vocab_size}")
 
 
 def _wanted(extends: Sequence[Extend], plan: Plan, device: torch.device) -> Tensor | None:
@@ -249,15 +223,8 @@ def _cache(
 
 
 def _default_capacity(spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_requests: int) -> int:
-    """Tokens of KV cache: room for every request at full length, within a share of the memory.
-
-    On a CPU that is an eighth of the machine's memory, 4 GiB at most: several models share the machine, and
-    memory is touched only as tokens come.  On a GPU it is half of what the weights leave free.
-    """
+    """Tokens of KV cache; on a GPU within half of what the weights leave free."""
     token_bytes = 2 * spec.layers * spec.kv_heads * spec.head_dim * dtype.itemsize
-    if device.type == "cuda":
-        budget = torch.cuda.mem_get_info(device)[0] // _GPU_SHARE
-    else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        budget = min(memory // _CPU_SHARE, _CPU_MOST)
-    return min(max_requests * spec.context_length, max(budget // token_bytes, 1))
+    cuda = device.type == "cuda"
+    budget = torch.cuda.mem_get_info(device)[0] // _GPU_SHARE if cuda else cpu_budget()
+    return tokens_for(budget, token_bytes, max_requests, spec.context_length)

@@ -16,17 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenflow.engines.base import Opened
+from tokenflow.engines.base import Feed, Opened
 
 QUERY_BLOCK = 64
 """Queries of one row attended at once: each block reads only the keys up to its own end."""
-
-
-class Feed(NamedTuple):
-    """``tokens`` that are fed to ``slot``."""
-
-    slot: int
-    tokens: Sequence[int]
 
 
 class Queries(NamedTuple):

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokenflow.engines.base import Opened
+from tokenflow.engines.base import Feed, Opened
+from tokenflow.engines.prefix import common_prefix
 from tokenflow.engines.torch.arena import Arena
 from tokenflow.engines.torch.config import ModelSpec
-from tokenflow.engines.torch.kv import CausalMasks, Feed, Plan, Queries, Read, blocks_of, integers
-from tokenflow.engines.torch.prefix import common_prefix
+from tokenflow.engines.torch.kv import CausalMasks, Plan, Queries, Read, blocks_of, integers
 from tokenflow.errors import EngineError
 
 _CALL_COST = 32_768

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenflow import cli, run
-from tokenflow.errors import ContextTooLong, InvalidRequest
-from tokenflow.run import Ordered, as_row, parse_row
+from tokenflow.errors import ContextTooLong, InvalidRequest, ModelLoadError
+from tokenflow.rows import Ordered, as_row, open_rows, parse_row
 from tokenflow.types import Completion, ModelConfig, Timing, Token, Usage
 
 
@@ -62,18 +62,33 @@ def test_a_line_that_is_no_row_is_refused_with_its_number(line: str, why: str) -
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "why"),
     [
-        '{"prompt": "\\ud800"}',
-        '{"prompt": "Q", "id": "\udcff"}',
-        '{"prompt": "Q", "number": ' + "9" * 5000 + "}",
-        '{"prompt": ' + "[" * 100_000,
+        ('{"prompt": "\\ud800"}', "UTF-8, or spells half a surrogate pair: '\\\\ud800'"),
+        ('{"prompt": "Q", "id": "\udcff"}', "UTF-8, or spells half a surrogate pair: '\\\\udcff'"),
+        ('{"prompt": "Q", "number": ' + "9" * 5000 + "}", "JSON: Exceeds the limit"),
+        ('{"prompt": ' + "[" * 100_000, "JSON: "),
+        ('{"prompt": "Q", "score": NaN}', "JSON: NaN is a number in JavaScript only"),
     ],
-    ids=["escaped surrogate", "broken UTF-8", "endless number", "bottomless list"],
+    ids=["escaped surrogate", "broken UTF-8", "endless number", "bottomless list", "not a number"],
 )
-def test_a_line_that_could_not_be_written_again_is_refused(line: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"^line 2 is not JSON: "):
+def test_a_line_that_could_not_be_written_again_is_refused(line: str, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^line 2 is not {why}"):
         parse_row(line, 2)
+
+
+def test_rows_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "Q"}\n')
+    with open_rows(str(path)) as rows:
+        assert [parse_row(line, 1) for line in rows] == [{"prompt": "Q"}]
+
+
+def test_a_row_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with path.open("w") as sink:
+        Ordered(sink, as_json=False).add(0, as_row(0, {"prompt": "Q"}, completion("A")), "A")
+        assert path.read_text() == "A\n"
 
 
 def test_an_output_row_has_the_whole_story_and_the_input_s_other_keys() -> None:
@@ -152,10 +167,12 @@ class EchoRouter:
         if recipe == "wrong.yaml":
             raise InvalidRequest("a wrong recipe")
         model = SimpleNamespace(name="echo", config=ModelConfig(path="nowhere"))
-        self.recipe = SimpleNamespace(name="echo", models=[model])
+        self.recipe = SimpleNamespace(name=recipe, models=[model], simulated=())
         self._turns = 8
 
     async def __aenter__(self) -> EchoRouter:
+        if self.recipe.name == "missing.yaml":
+            raise ModelLoadError("no model there")
         return self
 
     async def __aexit__(
@@ -186,7 +203,7 @@ def test_a_batch_survives_every_kind_of_bad_line(echo: None, tmp_path: Path) -> 
     assert [row["index"] for row in rows] == list(range(8))
     assert [row.get("text") for row in rows] == ["a", *[None] * 6, "z"]
     why = [row["error"]["message"] for row in rows[1:-1]]
-    assert why[0].startswith("line 3 is not JSON: ")
+    assert why[0].startswith("line 3 is not UTF-8, ")
     assert why[1].startswith("line 4 is not JSON: ")
     assert why[2:] == [
         "prompt must be a text or a list, got int",
@@ -210,7 +227,8 @@ def test_an_output_that_is_the_input_is_refused_before_it_is_lost(
 
 
 @pytest.mark.parametrize(
-    ("recipe", "input_name", "code"), [("wrong.yaml", "in", 2), ("echo.yaml", "none", 1)]
+    ("recipe", "input_name", "code"),
+    [("wrong.yaml", "in", 2), ("echo.yaml", "none", 1), ("missing.yaml", "in", 1)],
 )
 def test_an_old_output_is_kept_when_the_command_cannot_start(
     echo: None, tmp_path: Path, recipe: str, input_name: str, code: int
@@ -229,3 +247,19 @@ def test_a_prompt_comes_from_stdin_as_it_is(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("ÿ\r\n".encode()), "ascii"))
     assert cli.main(["run", "echo.yaml", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["prompt"] == "ÿ\r\n"
+
+
+def test_what_is_said_in_a_chat_ends_before_the_line_end_of_stdin(
+    echo: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\r\n"), "ascii"))
+    assert cli.main(["run", "echo.yaml", "--json", "--chat", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == [{"role": "user", "content": "a\nb"}]
+
+
+def test_a_new_output_replaces_an_old_one(echo: None, tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_text('{"prompt": "a"}\n')
+    target.write_text("old\n" * 1000)
+    assert cli.main(["run", "echo.yaml", "--input", str(source), "--output", str(target)]) == 0
+    assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == ["a"]

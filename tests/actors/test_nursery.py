@@ -1,0 +1,152 @@
+"""The nursery forks workers that are as good as spawned ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from tests.recipes import ENGINE
+from tokenflow.actors.child import Child
+from tokenflow.actors.nursery import COMMAND, Nursery
+from tokenflow.actors.process import WorkerProcess
+from tokenflow.errors import WorkerDied
+from tokenflow.types import ModelConfig
+from tokenflow.wire.messages import VERSION, Hello
+
+pytestmark = pytest.mark.anyio
+
+GONE_S = 3.0
+
+
+@pytest.fixture(scope="module")
+async def nursery() -> AsyncIterator[Nursery]:
+    nursery = Nursery()
+    await nursery.warm_up()
+    yield nursery
+    await nursery.stop()
+
+
+def hello(folder: Path, threads: int = 1) -> Hello:
+    config = ModelConfig(path=str(folder), engine=ENGINE, threads=threads)
+    return Hello(VERSION, "toy", 1, config, (), (), 8, (0,))
+
+
+async def test_forked_workers_answer_and_end_as_asked(nursery: Nursery, tmp_path: Path) -> None:
+    async with anyio.create_task_group() as tasks:
+        workers = [WorkerProcess(hello(tmp_path), nursery.launch) for _ in range(3)]
+        for worker in workers:
+            assert (await worker.start(tasks)).device == "cpu"
+        processes = [psutil.Process(worker.pid) for worker in workers]
+        assert {process.ppid() for process in processes} == {nursery.pid}
+        assert [os.getpgid(process.pid) for process in processes] == [process.pid for process in processes]
+        os.kill(workers[0].pid, signal.SIGSEGV)
+        await workers[0].died.wait()
+        assert "ended with signal 11 (SIGSEGV)" in str(workers[0].error)
+        assert "Fatal Python error: Segmentation fault" in str(workers[0].error)
+        for worker in workers[1:]:
+            await worker.stop(5)
+        assert not any(process.is_running() for process in processes)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_worker_holds_its_own_channel_and_no_other(nursery: Nursery, tmp_path: Path) -> None:
+    async with anyio.create_task_group() as tasks:
+        workers = [WorkerProcess(hello(tmp_path), nursery.launch) for _ in range(3)]
+        for worker in workers:
+            await worker.start(tasks)
+        sockets = [_sockets(worker.pid) for worker in workers]
+        assert [len(held) for held in sockets] == [1, 1, 1]
+        assert len(set.union(*sockets)) == 3
+        assert len(_sockets(nursery.pid)) == 1
+        for worker in workers:
+            await worker.stop(5)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_worker_may_use_its_own_number_of_threads(nursery: Nursery, tmp_path: Path) -> None:
+    script = tmp_path / "engine.py"
+    script.write_text(
+        "import os, torch\n"
+        "def tell(config):\n"
+        "    raise RuntimeError(f\"{torch.get_num_threads()} {os.environ['OMP_NUM_THREADS']}\")\n"
+    )
+    config = ModelConfig(path=str(tmp_path), engine=f"{script}:tell", threads=2)
+    worker = WorkerProcess(Hello(VERSION, "toy", 1, config, (), (), 8, (0,)), nursery.launch)
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(Exception, match="2 2"):
+            await worker.start(tasks)
+        await worker.stop(5)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_launch_that_is_cancelled_leaves_no_worker(nursery: Nursery) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, tempfile.TemporaryFile() as stderr:
+        for turns in range(6):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(nursery.launch, theirs.fileno(), stderr.fileno(), 1)
+                for _ in range(turns):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+        child = await nursery.launch(theirs.fileno(), stderr.fileno(), 1)
+        theirs.close()
+        await _until_only(nursery, child)
+    await child.wait()
+
+
+async def test_a_nursery_that_is_lost_takes_its_workers_along_and_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nursery = Nursery()
+    async with anyio.create_task_group() as tasks:
+        worker = WorkerProcess(hello(tmp_path), nursery.launch)
+        await worker.start(tasks)
+        first = nursery.pid
+        os.kill(first, signal.SIGKILL)
+        await worker.died.wait()
+        assert "ended with an exit code that nobody saw" in str(worker.error)
+        other = WorkerProcess(hello(tmp_path), nursery.launch)
+        await other.start(tasks)
+        assert nursery.pid != first
+        await other.stop(5)
+        monkeypatch.setattr("tokenflow.actors.nursery._BIRTH_S", 0.2)
+        os.kill(nursery.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerDied, match=r"^the nursery \(pid \d+\) ended with signal 9"):
+            await WorkerProcess(hello(tmp_path), nursery.launch).start(tasks)
+        await nursery.stop()
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_nursery_goes_with_its_router(warm: bool) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen([*COMMAND, str(theirs.fileno())], pass_fds=(theirs.fileno(),))
+    with ours:
+        if warm:
+            assert ours.recv(100)
+    started = time.monotonic()
+    process.wait(GONE_S)
+    assert time.monotonic() - started < GONE_S
+
+
+def _sockets(pid: int) -> set[str]:
+    """Inodes of the sockets that a process holds."""
+    links = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    return {link for link in links if link.startswith("socket:")}
+
+
+async def _until_only(nursery: Nursery, child: Child) -> None:
+    with anyio.fail_after(GONE_S):
+        while {process.pid for process in psutil.Process(nursery.pid).children()} - {child.pid}:
+            await anyio.lowlevel.checkpoint()

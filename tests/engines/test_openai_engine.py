@@ -1,0 +1,303 @@
+"""The openai engine against a real endpoint on loopback: what it asks, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from threading import Barrier, Event
+
+import pytest
+import torch
+
+from tests.endpoint import EOS, MODEL, VOCAB, Endpoint, Handler, broken_after, hang_up, held, status
+from tests.recipes import DEMO
+from tests.toy.engine import toy_logits
+from tokenflow.engines.base import Engine, Extend
+from tokenflow.engines.openai import OpenAIEngine
+from tokenflow.errors import EngineError, ModelLoadError
+from tokenflow.routing.signals import Signals
+from tokenflow.types import EndpointConfig, ModelConfig
+
+SPEAKERS = ("ids", "sglang", "llama", "plain")
+PROMPT = [5, 9, 14]
+
+Open = Callable[..., OpenAIEngine]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenflow.engines.openai.engine._PAUSE_S", 0.0)
+
+
+@pytest.fixture
+def connect() -> Iterator[Open]:
+    """Make engines for an endpoint."""
+    made: list[OpenAIEngine] = []
+
+    def build(endpoint: Endpoint, **remote: object) -> OpenAIEngine:
+        config = EndpointConfig(base_url=endpoint.url, **remote)  # type: ignore[arg-type]
+        made.append(OpenAIEngine(ModelConfig(path=str(DEMO / "small"), endpoint=config)))
+        endpoint.requests.clear()
+        return made[-1]
+
+    yield build
+    for engine in made:
+        engine.close()
+
+
+def peaked(ids: Sequence[int]) -> torch.Tensor:
+    """Logits whose best token is a letter; ids from 100 on have no text of their own."""
+    logits = toy_logits(list(ids), VOCAB)
+    logits[EOS] = logits[100:] = -20.0
+    logits[20 + (sum(ids) * 7 + len(ids)) % 60] += 19.0
+    return logits
+
+
+def greedy(ids: Sequence[int], count: int, logits: Callable[[Sequence[int]], torch.Tensor]) -> list[int]:
+    """The greedy continuation."""
+    tokens = list(ids)
+    for _ in range(count):
+        tokens.append(int(logits(tokens).argmax()))
+    return tokens[len(ids) :]
+
+
+def write(engine: Engine, prompt: Sequence[int], count: int) -> list[int]:
+    """What an engine writes greedily after a prompt."""
+    slot, _ = engine.open(prompt)
+    tokens: list[int] = []
+    feed = list(prompt)
+    for _ in range(count):
+        output = engine.step([Extend(slot, feed)])
+        assert not output.failed
+        tokens.append(int(output.logits[0, :VOCAB].argmax()))
+        feed = tokens[-1:]
+    engine.release(slot)
+    return tokens
+
+
+@pytest.mark.parametrize("speaks", SPEAKERS)
+@pytest.mark.parametrize("span", [1, 8])
+def test_what_it_writes_is_what_the_model_behind_the_endpoint_writes(
+    connect: Open, speaks: str, span: int
+) -> None:
+    with Endpoint(speaks, peaked) as endpoint:
+        engine = connect(endpoint, span=span)
+        assert write(engine, PROMPT, 20) == greedy(PROMPT, 20, peaked)
+        assert len(endpoint.requests) == math.ceil(20 / span)
+        prompts = [body["prompt"] for body in endpoint.requests]
+        assert [len(prompt) for prompt in prompts] == list(range(3, 23, span))
+        assert all(body["model"] == MODEL and body["temperature"] == 0 for body in endpoint.requests)
+
+
+@pytest.mark.parametrize("speaks", SPEAKERS)
+def test_confidence_margin_and_log_probability_are_those_of_all_logits(connect: Open, speaks: str) -> None:
+    with Endpoint(speaks, peaked) as endpoint:
+        engine = connect(endpoint)
+        slot, _ = engine.open(PROMPT)
+        row = engine.step([Extend(slot, PROMPT)]).logits
+        token = row[:, :VOCAB].argmax(-1)
+        listed, whole = Signals(row, token), Signals(peaked(PROMPT)[None], token)
+        for name in ("confidence", "margin", "logprob"):
+            torch.testing.assert_close(getattr(listed, name)(), getattr(whole, name)(), rtol=1e-5, atol=1e-6)
+        # The tokens that are not listed share what is left, and none beats one that is listed.
+        assert row[0, :VOCAB].topk(2).values[0] > row[0, :VOCAB].median()
+        assert float(row.exp().sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_without_log_probabilities_there_is_the_token_alone(connect: Open) -> None:
+    with Endpoint("silent", peaked) as endpoint:
+        engine = connect(endpoint, top_logprobs=0)
+        assert write(engine, PROMPT, 10) == greedy(PROMPT, 10, peaked)
+        assert "logprobs" not in endpoint.requests[0]
+
+
+def test_a_token_that_is_not_the_endpoints_own_starts_a_new_span(connect: Open) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint, span=8)
+        slot, _ = engine.open(PROMPT)
+        own = int(engine.step([Extend(slot, PROMPT)]).logits[0, :VOCAB].argmax())
+        other = 77 if own != 77 else 78
+        row = engine.step([Extend(slot, [other])]).logits[0]
+        assert int(row[:VOCAB].argmax()) == int(peaked([*PROMPT, other]).argmax())
+        assert [body["prompt"] for body in endpoint.requests] == [PROMPT, [*PROMPT, other]]
+        engine.truncate(slot, 2)
+        row = engine.step([Extend(slot, [own])]).logits[0]
+        assert int(row[:VOCAB].argmax()) == int(peaked([*PROMPT[:2], own]).argmax())
+
+
+@pytest.mark.parametrize("speaks", SPEAKERS)
+def test_an_end_is_a_token_wherever_the_endpoint_puts_it(connect: Open, speaks: str) -> None:
+    def ending(ids: Sequence[int]) -> torch.Tensor:
+        logits = peaked(ids)
+        if len(ids) == 6:
+            logits[EOS] = 30.0
+        return logits
+
+    with Endpoint(speaks, ending) as endpoint:
+        engine = connect(endpoint)
+        assert write(engine, PROMPT, 4) == [*greedy(PROMPT, 3, ending), EOS]
+
+
+def test_rows_are_asked_for_at_the_same_time(connect: Open) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint)
+        together = Barrier(3, timeout=20)
+
+        def meet(handler: Handler) -> bool:
+            together.wait()
+            return False
+
+        endpoint.faults.extend([meet] * 3)
+        prompts = [[5, n] for n in range(3)]
+        slots = [engine.open(prompt).slot for prompt in prompts]
+        rows = engine.step([Extend(slot, prompt) for slot, prompt in zip(slots, prompts, strict=True)]).logits
+        assert rows[:, :VOCAB].argmax(-1).tolist() == [int(peaked(prompt).argmax()) for prompt in prompts]
+
+
+def test_no_more_calls_are_open_than_allowed(connect: Open) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint, concurrency=2, span=1)
+        endpoint.busiest = 0
+        slots = [engine.open([5, n]).slot for n in range(12)]
+        engine.step([Extend(slot, [5, n]) for n, slot in enumerate(slots)])
+        assert endpoint.busiest <= 2
+
+
+def test_connections_are_kept(connect: Open) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint, span=2)
+        write(engine, PROMPT, 16)
+        assert len(endpoint.requests) == 8
+        assert endpoint.connections <= 3
+
+
+@pytest.mark.parametrize("fault", [status(503), status(429, Retry_After="0"), hang_up, broken_after(0)])
+def test_what_may_pass_is_tried_again(connect: Open, fault: Callable[[Handler], bool]) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint, retries=2)
+        endpoint.faults.extend([fault, fault])
+        assert write(engine, PROMPT, 5) == greedy(PROMPT, 5, peaked)
+        assert len(endpoint.requests) == 3
+
+
+def test_an_answer_that_breaks_off_goes_on_where_it_ended(connect: Open) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint, span=8)
+        endpoint.faults.append(broken_after(3))
+        assert write(engine, PROMPT, 8) == greedy(PROMPT, 8, peaked)
+        assert [len(body["prompt"]) for body in endpoint.requests] == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        ([status(400, "too long for me")], "answered 400: too long for me"),
+        ([status(503, "overloaded")] * 2, "answered 503: overloaded"),
+        ([hang_up] * 3, "RemoteDisconnected"),
+    ],
+)
+def test_a_row_that_cannot_be_had_fails_alone(
+    connect: Open, faults: list[Callable[[Handler], bool]], message: str
+) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint, retries=1, concurrency=1)
+        slots = [engine.open(PROMPT).slot for _ in range(2)]
+        endpoint.faults.extend(faults)
+        output = engine.step([Extend(slot, PROMPT) for slot in slots])
+        assert list(output.failed) == [0]
+        assert message in output.failed[0]
+        assert len(output.logits) == len(output.hidden) == 1
+        assert int(output.logits[0, :VOCAB].argmax()) == int(peaked(PROMPT).argmax())
+
+
+def test_an_answer_that_does_not_come_fails_in_time(connect: Open) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint, timeout_s=0.2, retries=0)
+        never = Event()
+        endpoint.faults.append(held(never))
+        slot, _ = engine.open(PROMPT)
+        output = engine.step([Extend(slot, PROMPT)])
+        never.set()
+        assert "did not answer within 0.2 s" in output.failed[0]
+
+
+def test_an_answer_that_is_no_json_fails_its_row(connect: Open) -> None:
+    def garbage(handler: Handler) -> bool:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "4")
+        handler.end_headers()
+        handler.wfile.write(b"<ok>")
+        return True
+
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint)
+        endpoint.faults.append(garbage)
+        slot, _ = engine.open(PROMPT)
+        assert "sent no JSON object: <ok>" in engine.step([Extend(slot, PROMPT)]).failed[0]
+
+
+def test_the_key_comes_from_the_environment_and_shows_nowhere(
+    connect: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Endpoint(logits=peaked, key="s3cret") as endpoint:
+        monkeypatch.setenv("SOME_KEY", "s3cret")
+        assert write(connect(endpoint, api_key_env="SOME_KEY"), PROMPT, 2) == greedy(PROMPT, 2, peaked)
+        monkeypatch.setenv("SOME_KEY", "0ther")
+        with pytest.raises(ModelLoadError, match="answered 401: wrong key") as refused:
+            connect(endpoint, api_key_env="SOME_KEY")
+        assert "0ther" not in str(refused.value)
+        monkeypatch.delenv("SOME_KEY")
+        with pytest.raises(ModelLoadError, match="environment variable SOME_KEY is not set"):
+            connect(endpoint, api_key_env="SOME_KEY")
+
+
+def test_what_does_not_fit_is_told_when_the_model_loads(connect: Open) -> None:
+    with Endpoint(logits=peaked, most=1) as endpoint:
+        with pytest.raises(ModelLoadError, match=r"lists 1 token\(s\) .* set endpoint\.top_logprobs to 1"):
+            connect(endpoint)
+        connect(endpoint, top_logprobs=1)
+    with pytest.raises(ModelLoadError, match=r"Connection refused; is endpoint\.base_url right"):
+        connect(endpoint)
+    with Endpoint("silent", peaked) as endpoint, pytest.raises(ModelLoadError, match=r"lists 0 token\(s\)"):
+        connect(endpoint)
+    with Endpoint(logits=peaked, card={"id": "x"}) as endpoint:
+        assert connect(endpoint).info.context_length == 1024
+    with pytest.raises(ModelLoadError, match="must be like http"):
+        OpenAIEngine(ModelConfig(path=str(DEMO / "small"), endpoint=EndpointConfig(base_url="ftp://x")))
+    with pytest.raises(ModelLoadError, match=r"needs endpoint\.base_url"):
+        OpenAIEngine(ModelConfig(path=str(DEMO / "small")))
+
+
+def test_what_an_endpoint_does_not_show_is_refused(connect: Open) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint)
+        slot, _ = engine.open(PROMPT)
+        with pytest.raises(EngineError, match="last position only"):
+            engine.step([Extend(slot, PROMPT, "all")])
+        with pytest.raises(EngineError, match="does not score"):
+            engine.score(PROMPT)
+        with pytest.raises(ModelLoadError, match="embeddings"):
+            _ = engine.embeddings
+
+
+def test_the_endpoints_own_choice_wins_a_tie(connect: Open) -> None:
+    def tied(ids: Sequence[int]) -> torch.Tensor:
+        logits = torch.zeros(VOCAB, dtype=torch.float64)
+        logits[40], logits[50] = 5.0, 5.0 + 1e-9
+        return logits
+
+    with Endpoint(logits=tied) as endpoint:
+        assert write(connect(endpoint), PROMPT, 3) == [50, 50, 50]
+
+
+def test_a_context_bounds_what_is_asked_for(connect: Open) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        config = EndpointConfig(base_url=endpoint.url, span=8)
+        settings = ModelConfig(path=str(DEMO / "small"), endpoint=config, context_length=6)
+        engine = OpenAIEngine(replace(settings, max_requests=2))
+        assert (engine.info.context_length, engine.info.kv_capacity) == (6, 12)
+        endpoint.requests.clear()
+        write(engine, PROMPT, 1)
+        assert endpoint.requests[0]["max_tokens"] == 3
+        engine.close()

@@ -1,0 +1,174 @@
+"""An engine that fails as it is told to, around any other engine.
+
+``chaos.json`` in the model directory holds ``engine``, the one that does the work (as in a recipe, the toy
+engine by default), and ``lives``: the faults of the model's first worker, of its second, and so on; those
+that come after the last are healthy.  A life may hold
+
+``die_loading``  an exit code          ``fail_loading``  a message
+``die_at``       a step: exit code 9   ``kill_at``       a step: SIGKILL
+``hang_at``      a step: never ends    ``stop_at``       a step: SIGSTOP
+``raise_at``     a step: EngineError   ``oom_at``        a step: out of memory
+``nan_at``       a step: NaN logits    ``garbage_at``    a step: its answer is no message
+``stray_at``     a step: its answer is about somebody else
+``slow_s``       seconds that every step takes longer
+``poison``       a token id: a step that feeds it ends the process
+``hang_loading`` true: loading never ends
+
+Steps count from 1 in each life.  ``books`` in the same directory is written after every change: how many
+slots are open, and how many tokens they hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from tests.recipes import ENGINE as TOY
+from tokenflow.engines.base import Engine, EngineInfo, Extend, Opened, Scores, StepOutput
+from tokenflow.engines.load import load_engine
+from tokenflow.errors import EngineError, ModelLoadError
+from tokenflow.types import ModelConfig
+from tokenflow.wire.channel import encode
+from tokenflow.wire.messages import StepDone
+from tokenflow.worker import loop
+
+ENGINE = f"{Path(__file__)}:ChaosEngine"
+
+
+class ChaosEngine:
+    """See the module."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._folder = Path(config.path)
+        plan: dict[str, Any] = json.loads((self._folder / "chaos.json").read_text())
+        self._life = _next_life(self._folder, plan.get("lives", []))
+        self._steps = 0
+        self._held: dict[int, int] = {}
+        if "die_loading" in self._life:
+            os.write(2, b"chaos: dies while loading\n")
+            os._exit(self._life["die_loading"])
+        if "fail_loading" in self._life:
+            raise ModelLoadError(self._life["fail_loading"])
+        if "hang_loading" in self._life:
+            _hang()
+        self._engine: Engine = load_engine(replace(config, engine=plan.get("engine", TOY)))
+        self._write_books()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    @property
+    def embeddings(self) -> torch.Tensor:
+        return self._engine.embeddings
+
+    def open(self, tokens: Sequence[int]) -> Opened:
+        opened = self._engine.open(tokens)
+        self._keep_books(opened.slot)
+        return opened
+
+    def step(self, extends: Sequence[Extend]) -> StepOutput:
+        self._steps += 1
+        time.sleep(self._life.get("slow_s", 0.0))
+        for fault, act in FAULTS.items():
+            if self._life.get(fault) == self._steps:
+                act()
+        if any(self._life.get("poison") in extend.tokens for extend in extends):
+            os.write(2, b"chaos: poisoned\n")
+            os._exit(9)
+        output = self._engine.step(extends)
+        for extend in extends:
+            self._held[extend.slot] = self._engine.length(extend.slot)
+        self._write_books()
+        if self._life.get("nan_at") == self._steps:
+            return StepOutput(torch.full_like(output.logits, torch.nan), output.hidden)
+        return output
+
+    def length(self, slot: int) -> int:
+        return self._engine.length(slot)
+
+    def truncate(self, slot: int, length: int) -> None:
+        self._engine.truncate(slot, length)
+        self._keep_books(slot)
+
+    def release(self, slot: int) -> None:
+        self._engine.release(slot)
+        del self._held[slot]
+        self._write_books()
+
+    def score(self, tokens: Sequence[int], top: int = 0) -> Scores:
+        return self._engine.score(tokens, top)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _keep_books(self, slot: int) -> None:
+        self._held[slot] = self._engine.length(slot)
+        self._write_books()
+
+    def _write_books(self) -> None:
+        whole = self._folder / "books.new"
+        whole.write_text(json.dumps({"open": len(self._held), "tokens": sum(self._held.values())}))
+        whole.rename(self._folder / "books")
+
+
+def _next_life(folder: Path, lives: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Count the workers of a model: one byte in a file for each."""
+    with (folder / "lives").open("ab") as file:
+        file.write(b".")
+        number = file.tell() - 1
+    return lives[number] if number < len(lives) else {}
+
+
+def _die() -> None:
+    os.write(2, b"chaos: dies\n")
+    os._exit(9)
+
+
+def _hang() -> None:
+    while True:
+        time.sleep(60)
+
+
+def _fail() -> None:
+    raise EngineError("chaos: raises")
+
+
+def _run_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("chaos: tried to allocate 1 GiB")
+
+
+def _send_garbage() -> None:
+    """The next answer is no message."""
+    loop.encode = lambda message: b"\xff\xff\xff\xff"
+
+
+def _send_stray() -> None:
+    """The next answer is about requests that were not asked for."""
+
+    def lie(done: StepDone) -> bytes:
+        rows = [msgspec.structs.replace(row, handle=row.handle + 1000) for row in done.rows]
+        return encode(msgspec.structs.replace(done, rows=rows))
+
+    loop.encode = lie
+
+
+FAULTS = {
+    "die_at": _die,
+    "kill_at": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "hang_at": _hang,
+    "stop_at": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "raise_at": _fail,
+    "oom_at": _run_out_of_memory,
+    "garbage_at": _send_garbage,
+    "stray_at": _send_stray,
+}

@@ -1,0 +1,49 @@
+"""The nursery is no more to be relied on than the workers that it forks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.recipes import chaos_pair
+from tests.faults.test_supervision import EXPECTED, answers
+from tests.test_router import Log
+from tokenflow.actors import nursery as nursery_module
+from tokenflow.errors import WorkerDied
+from tokenflow.router import Router
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def one_nursery() -> None:
+    """Each of these routers has its own, to lose."""
+
+
+async def test_a_nursery_that_is_killed_takes_no_request_with_it(tmp_path: Path) -> None:
+    log = Log()
+    async with Router(chaos_pair(tmp_path, slm=[{"slow_s": 0.01}]), observer=log) as router:
+        running = asyncio.ensure_future(answers(router))
+        await log.until(lambda: len(log.steps) > 5)
+        before = find_nursery()
+        os.kill(before.pid, signal.SIGKILL)
+        assert await running == EXPECTED
+        assert find_nursery().pid != before.pid
+
+
+async def test_a_nursery_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nursery_module, "COMMAND", (*nursery_module.COMMAND[:-1], "tokenflow.nowhere"))
+    with pytest.raises(WorkerDied, match=r"^the nursery \(pid \d+\) ended with exit code 1; its last words:"):
+        async with Router(chaos_pair(tmp_path)):
+            pass
+
+
+def find_nursery() -> psutil.Process:
+    """The nursery among this process's children."""
+    children = psutil.Process().children()
+    return next(child for child in children if "tokenflow.worker.nursery" in child.cmdline())

@@ -1,0 +1,111 @@
+"""The process that a worker runs in: how it is started, signalled and known to be gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+
+from tokenflow.settings import worker_environment
+
+WORKER = (sys.executable, "-P", "-m", "tokenflow.worker")
+
+
+class Child:
+    """A process that leads a group of its own; ``ended`` is to be called once when it is gone."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+        self._exited = asyncio.Event()
+        self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether its end is not known yet."""
+        return not self._exited.is_set()
+
+    def ended(self, code: int | None) -> None:
+        """It exited with ``code``, minus a signal's number, or in a way that nobody saw (None)."""
+        if self.running:
+            self._code = code
+            self._exited.set()
+            for callback in self._callbacks:
+                callback()
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once it is gone."""
+        if self.running:
+            self._callbacks.append(callback)
+        else:
+            callback()
+
+    async def wait(self) -> int | None:
+        """Its exit code, once it has one."""
+        await self._exited.wait()
+        return self._code
+
+    def kill(self, number: signal.Signals) -> None:
+        """Signal the process, unless it is gone."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill_group(self, number: signal.Signals) -> None:
+        """Signal the process and whatever it has started, unless it is gone."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+
+Launch = Callable[[int, int, int], Awaitable[Child]]
+"""Starts a worker process, given its end of the channel, the file that its standard error goes to (both as
+descriptors of this process), and how many CPU threads it may use; leaves nothing behind if it is
+cancelled."""
+
+
+async def spawn(channel: int, stderr: int, threads: int, command: Sequence[str] = WORKER) -> Child:
+    """Start ``command`` with the number of the channel's descriptor as its last argument."""
+    # A process that is half started could not be ended.
+    with anyio.CancelScope(shield=True):
+        transport, protocol = await asyncio.get_running_loop().subprocess_exec(
+            _Exit,
+            *command,
+            str(channel),
+            pass_fds=(channel,),
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+            env=worker_environment(threads),
+        )
+    return protocol.child(transport)
+
+
+class _Exit(asyncio.SubprocessProtocol):
+    """Waits for the end of a process."""
+
+    def __init__(self) -> None:
+        self._exited = False
+        self._child: Child | None = None
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    def child(self, transport: asyncio.SubprocessTransport) -> Child:
+        """The process, which may be gone by now."""
+        self._transport = transport
+        self._child = Child(transport.get_pid())
+        if self._exited:
+            self.process_exited()
+        return self._child
+
+    def process_exited(self) -> None:
+        self._exited = True
+        if self._child is not None and self._transport is not None:
+            self._child.ended(self._transport.get_returncode())
+            self._transport.close()

@@ -1,0 +1,168 @@
+"""The router's end of the nursery, which forks worker processes in milliseconds.
+
+See :mod:`tokenflow.worker.nursery`.  It is started with the first worker, and again when it was lost; the
+workers that came from it go with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections import deque
+
+import anyio
+
+from tokenflow.actors.child import Child, spawn
+from tokenflow.actors.words import LastWords
+from tokenflow.errors import ProtocolError, WorkerDied
+from tokenflow.wire.nursery import MAX_PACKET, Exited, Fork, Forked, Warm, decode_from_nursery, encode
+
+COMMAND = (sys.executable, "-P", "-m", "tokenflow.worker.nursery")
+AVAILABLE = sys.platform == "linux"
+"""It needs packets over local sockets."""
+
+_BIRTH_S = 30.0
+_STOP_GRACE_S = 1.0
+
+
+class Nursery:
+    """One nursery process after the other, as they are needed."""
+
+    def __init__(self) -> None:
+        self._process: _Process | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 before it was needed."""
+        return self._process.child.pid if self._process else 0
+
+    async def launch(self, channel: int, stderr: int, threads: int) -> Child:
+        """A :data:`tokenflow.actors.child.Launch`; :raises WorkerDied: if the nursery ends meanwhile."""
+        process = await self.warm_up()
+        return await process.fork(channel, stderr, threads)
+
+    async def warm_up(self) -> _Process:
+        """Start it if it does not run, and wait until it can fork."""
+        async with self._starting:
+            if self._process is None or not self._process.child.running:
+                self._process = await _Process.start()
+            process = self._process
+        await process.warm.wait()
+        return process
+
+    async def stop(self) -> None:
+        """End the nursery; its workers must be gone."""
+        if self._process is not None:
+            await self._process.stop()
+
+
+class _Process:
+    """A nursery process; ``warm`` is set when it can fork, or never will."""
+
+    def __init__(self, sock: socket.socket, child: Child, words: LastWords) -> None:
+        self.child = child
+        self.warm = asyncio.Event()
+        self._sock = sock
+        self._words = words
+        self._births: deque[asyncio.Future[Child]] = deque()
+        self._workers: dict[int, Child] = {}
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._read)
+
+    @classmethod
+    async def start(cls) -> _Process:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        words = LastWords("nursery")
+        with theirs:
+            stderr = await words.open()
+            try:
+                child = await spawn(theirs.fileno(), stderr, 1, COMMAND)
+            except BaseException:
+                ours.close()
+                words.close()
+                raise
+            finally:
+                os.close(stderr)
+        return cls(ours, child, words)
+
+    async def fork(self, channel: int, stderr: int, threads: int) -> Child:
+        birth: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        try:
+            socket.send_fds(self._sock, [encode(Fork(threads))], [channel, stderr])
+        except OSError:
+            raise await self._death() from None
+        self._births.append(birth)
+        try:
+            with anyio.fail_after(_BIRTH_S):
+                return await birth
+        except TimeoutError:
+            self._lost()
+        except EOFError:
+            pass
+        raise await self._death()
+
+    async def stop(self) -> None:
+        self._close()
+        with anyio.move_on_after(_STOP_GRACE_S):
+            await self.child.wait()
+        self.child.kill_group(signal.SIGKILL)
+        await self.child.wait()
+        self._words.close()
+
+    async def _death(self) -> WorkerDied:
+        code = await self.child.wait()
+        with anyio.move_on_after(_STOP_GRACE_S):
+            await self._words.closed.wait()
+        self._words.close()
+        return WorkerDied(f"the nursery (pid {self.child.pid}) ended with {self._words.ending(code)}")
+
+    def _read(self) -> None:
+        try:
+            packet = self._sock.recv(MAX_PACKET)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self._lost()
+            return
+        try:
+            message = decode_from_nursery(packet)
+        except ProtocolError:
+            self._lost()
+            return
+        match message:
+            case Warm():
+                self.warm.set()
+            case Forked(pid=0, error=error):
+                self._births.popleft().set_exception(WorkerDied(f"no worker can be forked: {error}"))
+            case Forked(pid=pid):
+                child = self._workers[pid] = Child(pid)
+                birth = self._births.popleft()
+                if birth.done():  # nobody waits for it any more
+                    child.kill_group(signal.SIGKILL)
+                else:
+                    birth.set_result(child)
+            case Exited(pid=pid, code=code):
+                self._workers.pop(pid).ended(code)
+
+    def _lost(self) -> None:
+        """The nursery is gone: whatever becomes of its workers would not be seen, so they go as well."""
+        self._close()
+        self.child.kill_group(signal.SIGKILL)
+        self.warm.set()
+        for birth in self._births:
+            if not birth.done():
+                birth.set_exception(EOFError())
+        for worker in self._workers.values():
+            worker.kill_group(signal.SIGKILL)
+            worker.ended(None)
+
+    def _close(self) -> None:
+        if self._sock.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._sock.fileno())
+            self._sock.close()

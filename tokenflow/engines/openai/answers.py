@@ -1,0 +1,113 @@
+"""What an endpoint says of each token: which one it is, and the log-probabilities of the best ones there.
+
+Endpoints differ.  vLLM and tokenflow write tokens as ``token_id:17`` when asked; SGLang gives ids of the
+tokens it wrote, and texts for the alternatives; llama-server has an id in every entry; others have texts
+only, which mean a token where exactly one of the vocabulary has that text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+_BY_ID = "token_id:"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A token, and the most probable ones at its place.
+
+    :param best: (id, natural-log probability), the best first; the id is None where only a text is known
+        that several tokens have.
+    """
+
+    token: int
+    best: tuple[tuple[int | None, float], ...]
+
+
+class Unreadable(Exception):
+    """An answer that does not say which tokens it consists of."""
+
+
+class Vocabulary:
+    """Token ids by text, read when first asked for."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def id_of(self, text: str) -> int | None:
+        """The one token with this text; None if there is none or several."""
+        return self._ids.get(text)
+
+    @cached_property
+    def _ids(self) -> Mapping[str, int | None]:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(self._file))
+        ids: dict[str, int | None] = {}
+        for token in sorted(tokenizer.get_vocab(with_added_tokens=True).values()):
+            text = tokenizer.decode([token], skip_special_tokens=False)
+            ids[text] = None if text in ids else token
+        return ids
+
+
+def read_choice(choice: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Position]:
+    """The tokens of a choice of ``/v1/completions``, or of a piece of one.
+
+    :raises Unreadable: if they cannot be told.
+    """
+    logprobs = choice.get("logprobs") or {}
+    ids = choice.get("token_ids") or []
+    if "content" in logprobs:
+        yield from _entries(logprobs["content"] or [], vocabulary)
+        return
+    texts = logprobs.get("tokens") or []
+    if not texts:
+        if not ids and choice.get("text"):
+            raise Unreadable("it gives a text without token ids or log-probabilities")
+        yield from (Position(token, ()) for token in ids)
+        return
+    tops = logprobs.get("top_logprobs") or [None] * len(texts)
+    values = logprobs.get("token_logprobs") or [None] * len(texts)
+    for index, text in enumerate(texts):
+        token = ids[index] if index < len(ids) else _id_of(text, vocabulary)
+        if token is None:
+            raise Unreadable(f"it calls a token {text!r}, which is no single token of the vocabulary")
+
+        def known(name: str, token: int = token, text: str = text) -> int | None:
+            return token if name == text else _id_of(name, vocabulary)
+
+        yield Position(token, _best(token, values[index], (tops[index] or {}).items(), known))
+
+
+def _entries(entries: list[Mapping[str, Any]], vocabulary: Vocabulary) -> Iterator[Position]:
+    """The form of chat completions, with ids in it if it is llama-server's."""
+    for entry in entries:
+        token = entry["id"] if "id" in entry else _id_of(entry.get("token", ""), vocabulary)
+        if token is None:
+            raise Unreadable(f"it calls a token {entry.get('token')!r}, which is no token of the vocabulary")
+        pairs = [
+            (top["id"] if "id" in top else _id_of(top.get("token", ""), vocabulary), top["logprob"])
+            for top in entry.get("top_logprobs") or []
+        ]
+        yield Position(token, _best(token, entry.get("logprob"), pairs, lambda known: known))
+
+
+def _best(
+    token: int, logprob: float | None, pairs: Any, known: Callable[[Any], int | None]
+) -> tuple[tuple[int | None, float], ...]:
+    """What is listed, with the token itself, the best first and the token first among equals."""
+    found = [(known(name), float(value)) for name, value in pairs if value is not None]
+    if logprob is not None:
+        # Under its own text there may be another token's value: texts are not unique.
+        found = [(token, float(logprob)), *(pair for pair in found if pair[0] != token)]
+    return tuple(sorted(found, key=lambda pair: (-pair[1], pair[0] != token)))
+
+
+def _id_of(text: str, vocabulary: Vocabulary) -> int | None:
+    if text.startswith(_BY_ID) and text[len(_BY_ID) :].isdecimal():
+        return int(text[len(_BY_ID) :])
+    return vocabulary.id_of(text)

@@ -1,0 +1,204 @@
+"""Loading one rank of a model into this process: SGLang's own ``ModelRunner``, without its scheduler.
+
+This follows SGLang's one-batch benchmark (``sglang/benchmark/one_batch.py``).  SGLang keeps its
+configuration and its process groups per process, so a process runs one model.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from tokenflow.engines.memory import cpu_budget, tokens_for
+from tokenflow.engines.sglang.seams import check_seams
+from tokenflow.errors import ModelLoadError, UnsupportedModel
+from tokenflow.settings import prepare_sglang
+from tokenflow.types import ModelConfig
+
+BLOCK_SIZE = 16
+"""Tokens per block of KV cache, unless an attention backend wants another number."""
+
+HOST = "127.0.0.1"
+_MEETING_S = 300
+_KV_SHARE = 0.95
+"""Share of a GPU that SGLang may use where ``kv_cache`` bounds it anyway."""
+
+
+def load_runner(
+    config: ModelConfig, rank: int, store: Store, meeting: int, *, cuda_graphs: bool, load_format: str
+) -> Any:
+    """A ``ModelRunner`` with weights, KV cache, attention backend and, on a GPU, CUDA graphs.
+
+    :param store: where the ranks find each other.
+    :param meeting: a number of this model that no other model on the machine has.
+    :raises UnsupportedModel: for a model whose memory is not a plain KV cache, or a changed SGLang.
+    :raises ModelLoadError: if SGLang cannot load it.
+    """
+    device, index = device_of(config.device, rank)
+    prepare_sglang(cpu=device == "cpu")
+    logging.getLogger("sglang").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="sglang")
+    check_seams()
+    try:
+        return _load(config, rank, store, meeting, device, index, cuda_graphs, load_format)
+    except (RuntimeError, ValueError, OSError, AssertionError) as error:
+        raise ModelLoadError(f"SGLang cannot load {config.path}: {type(error).__name__}: {error}") from error
+
+
+def _load(
+    config: ModelConfig,
+    rank: int,
+    store: Store,
+    meeting: int,
+    device: str,
+    index: int,
+    cuda_graphs: bool,
+    load_format: str,
+) -> Any:
+    from sglang.srt.configs.model_config import ModelConfig as SglangModelConfig
+    from sglang.srt.distributed.bootstrap import init_layer_runtime, init_parallel_runtime
+    from sglang.srt.distributed.parallel_state import get_default_distributed_backend
+    from sglang.srt.layers.moe import initialize_moe_config
+    from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
+    from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
+    from sglang.srt.layers.quantization.unquant import initialize_bf16_gemm_config
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.runtime_context import SpawnRanks, get_device, get_schedule, publish
+    from sglang.srt.server_args import ServerArgs
+
+    args = ServerArgs(**server_arguments(config, device, cuda_graphs, load_format))
+    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=index))
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend=get_default_distributed_backend(device),
+            store=store,
+            rank=rank,
+            world_size=config.tensor_parallel,
+            timeout=timedelta(seconds=_MEETING_S),
+        )
+    for initialize in (
+        initialize_moe_config,
+        initialize_fp8_gemm_config,
+        initialize_bf16_gemm_config,
+        initialize_fp4_gemm_config,
+    ):
+        initialize()
+    model_config = SglangModelConfig.from_server_args(args)
+    init_parallel_runtime(server_args=args, device=get_device().device, dist_port=meeting)
+    init_layer_runtime(model_config=model_config)
+    runner = ModelRunner(
+        model_config=model_config,
+        mem_fraction_static=get_schedule().mem_fraction_static,
+        gpu_id=index,
+        nccl_port=meeting,
+        server_args=args,
+    )
+    runner.alloc_memory_pool()
+    _refuse_other_memory(runner, config)
+    runner.init_attention_backends()
+    runner.init_cuda_graphs()
+    return runner
+
+
+def server_arguments(config: ModelConfig, device: str, cuda_graphs: bool, load_format: str) -> dict[str, Any]:
+    """The fields of SGLang's ``ServerArgs`` that matter to a model whose scheduling is not SGLang's."""
+    path = Path(config.path)
+    arguments: dict[str, Any] = {
+        "model_path": config.path,
+        "device": device,
+        "dtype": _stored_dtype(path) if config.dtype == "auto" else config.dtype,
+        "context_length": config.context_length,
+        "load_format": load_format,
+        "page_size": BLOCK_SIZE,
+        "max_total_tokens": config.kv_cache,
+        # One more row than requests: scoring uses it.
+        "max_running_requests": config.max_requests + 1,
+        "mem_fraction_static": None if config.kv_cache is None else _KV_SHARE,
+        "tp_size": config.tensor_parallel,
+        "sampling_backend": "pytorch",
+        "disable_cuda_graph": device == "cpu" or not cuda_graphs,
+        "disable_overlap_schedule": True,
+        "disable_radix_cache": True,
+        "return_hidden_states_mode": "last",
+        "skip_tokenizer_init": True,
+        "log_level": "error",
+    }
+    if device == "cpu":
+        arguments |= {"attention_backend": "torch_native", "mem_fraction_static": _KV_SHARE}
+        if config.kv_cache is None:
+            arguments["max_total_tokens"] = _cpu_capacity(path, arguments["dtype"], config)
+    return arguments
+
+
+def lone_meeting() -> int:
+    """A number for :func:`load_runner` where there is one rank only: nothing listens there."""
+    return 1024 + os.getpid() % (2**16 - 1024)
+
+
+def device_of(name: str, rank: int) -> tuple[str, int]:
+    """SGLang's name of the device, and which one of them rank ``rank`` has.
+
+    :raises ModelLoadError: if there are not so many.
+    """
+    count = torch.cuda.device_count()
+    if name == "cpu" or (name == "auto" and not count):
+        return "cpu", rank
+    index = int(name.partition(":")[2] or 0) + rank
+    if index >= count:
+        raise ModelLoadError(
+            f"rank {rank} needs CUDA device {index}, and this machine has {count} of them; "
+            "change device or tensor_parallel"
+        )
+    return "cuda", index
+
+
+def _text_config(path: Path) -> dict[str, Any]:
+    """``config.json``, or what it says of the text part of a model."""
+    file = path / "config.json"
+    try:
+        raw: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{file}: cannot be read: {error}") from error
+    return {**raw, **raw.get("text_config", {})}
+
+
+def _stored_dtype(path: Path) -> str:
+    """The dtype of the checkpoint; SGLang's own ``auto`` would halve float32."""
+    raw = _text_config(path)
+    return str(raw.get("dtype") or raw.get("torch_dtype") or "auto")
+
+
+def _cpu_capacity(path: Path, dtype: str, config: ModelConfig) -> int:
+    """Tokens of KV cache on a CPU, where SGLang would take most of the memory."""
+    raw = _text_config(path)
+    heads = raw["num_attention_heads"]
+    head_dim = raw.get("head_dim") or raw["hidden_size"] // heads
+    size = 2 * raw["num_hidden_layers"] * (raw.get("num_key_value_heads") or heads) * head_dim
+    token_bytes = size * (4 if dtype == "float32" else 2)
+    context = config.context_length or raw["max_position_embeddings"]
+    return tokens_for(cpu_budget(), token_bytes, config.max_requests, context)
+
+
+def _refuse_other_memory(runner: Any, config: ModelConfig) -> None:
+    """Sliding windows, state-space layers and encoders keep memory that is not one entry per token."""
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+
+    if (
+        runner.is_hybrid_swa
+        or type(runner.req_to_token_pool) is not ReqToTokenPool
+        or runner.model_config.is_encoder_decoder
+        or not runner.is_generation
+    ):
+        raise UnsupportedModel(
+            f"{config.path}: engine 'sglang' runs decoder models with full attention in every layer; "
+            f"this one ({type(runner.model).__name__}) keeps other state"
+        )
