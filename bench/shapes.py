@@ -70,13 +70,14 @@ TINY = Shape(layers=2, hidden=64, intermediate=192, heads=4, kv_heads=2, head_di
 
 MID = Shape(layers=8, hidden=512, intermediate=1536, heads=8, kv_heads=4, head_dim=64, vocab=8192)
 """29.4 million parameters."""
+
+LARGE = Shape(layers=30, hidden=640, intermediate=1600, heads=10, kv_heads=5, head_dim=64, vocab=8192)
+"""134 million parameters."""
+
 QWEN_0_6B = Shape(
     layers=28, hidden=1024, intermediate=3072, heads=16, kv_heads=8, head_dim=128, vocab=151_936
 )
 """596 million parameters, as in Qwen3-0.6B."""
-
-LARGE = Shape(layers=30, hidden=640, intermediate=1600, heads=10, kv_heads=5, head_dim=64, vocab=8192)
-"""134 million parameters."""
 
 
 def random_weights(shape: Shape, seed: int = 0) -> dict[str, Tensor]:
