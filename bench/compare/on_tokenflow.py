@@ -16,12 +16,16 @@ MOST_REQUESTS = 16
 
 
 class Tokenflow:
-    """See :class:`bench.compare.serve.Server`; its notes are :class:`bench.compare.bound.Step`."""
+    """See :class:`bench.compare.serve.Server`; its notes are :class:`bench.compare.bound.Step`.
+
+    ``settings`` are further overrides of the recipe.
+    """
 
     at_a_time = 0
     engine = "torch"
 
     def __init__(self) -> None:
+        self.settings: dict[str, str] = {}
         self._router: Router | None = None
         self._steps: list[tuple[int, int, int, float]] = []
 
@@ -47,6 +51,7 @@ class Tokenflow:
                 ("max_requests", MOST_REQUESTS),
             )
         ]
+        overrides += [f"{key}={value}" for key, value in self.settings.items()]
         return (replay.pair if len(paths) == 2 else replay.trio).compile(overrides=overrides)
 
     async def generate(self, index: int, prompt: list[int], trace: str, variant: str, emit: Emit) -> None:

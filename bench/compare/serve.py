@@ -31,6 +31,7 @@ SERVERS = {
     "transformers": "bench.compare.on_transformers:Official",
     "vllm": "bench.compare.on_vllm:InProcess",
     "vllm-http": "bench.compare.on_vllm_http:OverHttp",
+    "ablated": "bench.ablation:Ablated",
 }
 """Where each server is; its module is imported in its own environment only."""
 
