@@ -11,7 +11,7 @@ full                     as it comes: batches are planned while serving, with lo
 no lookahead             planned thresholds only
 no delayed batching      a model starts as soon as somebody waits for it
 no asynchrony            one model runs at a time: in lock step, as a loop over both would
-no handoff-resume        a request that leaves a model is closed there, and is a new request when it comes back,
+no handoff-resume        a request that leaves a model is closed there, and comes back as a new request,
                          whose tokens the prefix cache finds
 one at a time            a request is sent when the one before it is answered
 =======================  ====================================================================================
@@ -57,7 +57,7 @@ VARIABLE = "TOKENFLOW_BENCH_LINE"
 
 
 class Ablated(Tokenflow):
-    """tokenflow without the parts that the line which ``TOKENFLOW_BENCH_LINE`` names, and those above, lack."""
+    """tokenflow without what the line that ``TOKENFLOW_BENCH_LINE`` names lacks, and those above it."""
 
     def __init__(self) -> None:
         super().__init__()
