@@ -1,0 +1,178 @@
+"""What each part of tokenflow is worth: R2R's routes on low effort, with one part after another taken away.
+
+::
+
+    python -m bench.ablation [--quick]
+
+Like the table of the TokenRouter paper it is cumulative: each line lacks what those above it lack, too.
+
+=======================  ====================================================================================
+full                     as it comes: batches are planned while serving, with lookahead
+no lookahead             planned thresholds only
+no delayed batching      a model starts as soon as somebody waits for it
+no asynchrony            one model runs at a time: in lock step, as a loop over both would
+no handoff-resume        a request that leaves a model is closed there, and comes back as a new request,
+                         whose tokens the prefix cache finds
+one at a time            a request is sent when the one before it is answered
+=======================  ====================================================================================
+
+Each line runs in a process of its own, with its own workers; the lines take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.compare import load, work
+from bench.compare.__main__ import machine, model
+from bench.compare.load import Emit
+from bench.compare.on_tokenflow import Tokenflow
+from bench.compare.servers import Server, open_all
+from tokenflow.actors.model import ModelActor
+from tokenflow.actors.process import WorkerProcess
+from tokenflow.wire.messages import Step, StepDone
+
+RESULTS = Path(__file__).parent / "results" / "ablation.json"
+LINES = (
+    "full",
+    "no lookahead",
+    "no delayed batching",
+    "no asynchrony",
+    "no handoff-resume",
+    "one at a time",
+)
+POLICIES = ("auto", "planned", "fixed")
+CONCURRENCIES = (8, 4, 1)
+VARIABLE = "TOKENFLOW_BENCH_LINE"
+
+
+class Ablated(Tokenflow):
+    """tokenflow without what the line that ``TOKENFLOW_BENCH_LINE`` names lacks, and those above it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        line = LINES.index(os.environ[VARIABLE])
+        self.settings = {"batching.policy": POLICIES[min(line, len(POLICIES) - 1)]}
+        self._turn: asyncio.Lock | None = None
+        if line >= LINES.index("no asynchrony"):
+            _run_in_lock_step()
+        if line >= LINES.index("no handoff-resume"):
+            _close_what_leaves()
+        if line >= LINES.index("one at a time"):
+            self._turn = asyncio.Lock()
+
+    async def generate(self, index: int, prompt: list[int], trace: str, variant: str, emit: Emit) -> None:
+        async with AsyncExitStack() as stack:
+            if self._turn is not None:
+                await stack.enter_async_context(self._turn)
+            await super().generate(index, prompt, trace, variant, emit)
+
+
+def _run_in_lock_step() -> None:
+    """Let one worker run at a time."""
+    turn, step_of = asyncio.Lock(), WorkerProcess.step
+
+    async def in_turn(worker: WorkerProcess, step: Step) -> StepDone:
+        async with turn:
+            return await step_of(worker, step)
+
+    def step(worker: WorkerProcess, step: Step) -> asyncio.Future[StepDone]:
+        return asyncio.ensure_future(in_turn(worker, step))
+
+    WorkerProcess.step = step  # type: ignore[method-assign]
+
+
+def _close_what_leaves() -> None:
+    """Let a model forget a request that it hands over."""
+    hand_over = ModelActor._hand_over
+
+    def and_forget(actor: ModelActor, sequence: Any, peer: int, request: Any) -> None:
+        hand_over(actor, sequence, peer, request)
+        if sequence.holder != actor.model.code:
+            actor.forget(sequence)
+
+    ModelActor._hand_over = and_forget  # type: ignore[method-assign]
+
+
+def measure(cells: Sequence[work.Cell], repetitions: int) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """Runs by line and concurrency."""
+    listed: list[work.Request] = []
+    requests: dict[work.Cell, list[int]] = {}
+    for cell in cells:
+        requests[cell] = list(range(len(listed), len(listed) + cell.count))
+        listed += work.requests(cell)
+    found: dict[str, dict[str, list[dict[str, float]]]] = {line: {} for line in LINES}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "work.json"
+        work.save(listed, file)
+        servers = {}
+        for line in LINES:
+            os.environ[VARIABLE] = line
+            servers[line] = Server("ablated", Path(sys.executable), file, Path(folder) / "log")
+            open_all([servers[line]], [model(name) for name in cells[0].models.shapes], "bfloat16")
+        for repetition in range(-1, repetitions):
+            for cell in cells:
+                for line, server in servers.items():
+                    answer = server.ask(
+                        do="run",
+                        requests=requests[cell],
+                        concurrency=cell.concurrency,
+                        limit_s=60.0,
+                        salt=repetition,
+                        variant="visit",
+                    )
+                    records = [load.Record(**record) for record in answer["records"]]
+                    at_a_time = 1 if line == "one at a time" else cell.concurrency
+                    figures = load.measure(answer["elapsed_s"], records, at_a_time)
+                    run = {"decode": figures.decode, "end_to_end": figures.end_to_end}
+                    # The first repetition warms up: plans settle while serving.
+                    if repetition >= 0:
+                        found[line].setdefault(str(cell.concurrency), []).append(run)
+                    print(f"#{repetition} {cell.name:28} {line:20} {figures.decode:8.1f} tok/s", flush=True)
+        for server in servers.values():
+            server.stop()
+    return found
+
+
+def show(found: dict[str, dict[str, list[dict[str, float]]]]) -> None:
+    """Print the table: decode throughput, and what is left of the full one."""
+    concurrencies = list(found[LINES[0]])
+    print("| | " + " | ".join(f"N = {name}" for name in concurrencies) + " |")
+    print("| --- " * (len(concurrencies) + 1) + "|")
+    for line in LINES:
+        cells = []
+        for name in concurrencies:
+            here, full = (
+                statistics.median(run["decode"] for run in found[which][name]) for which in (line, LINES[0])
+            )
+            cells.append(f"{here:,.0f} ({here / full:.0%})")
+        print(f"| {line} | " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    """Measure, print the table, and keep the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one repetition at concurrency 4")
+    parser.add_argument("--repetitions", type=int, default=5)
+    options = parser.parse_args()
+    concurrencies = (4,) if options.quick else CONCURRENCIES
+    cells = [work.Cell("r2r", work.SMALL_PAIR, work.LOW, number) for number in concurrencies]
+    found = measure(cells, 1 if options.quick else options.repetitions)
+    show(found)
+    RESULTS.write_text(json.dumps({"machine": machine(), "lines": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

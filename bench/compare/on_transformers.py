@@ -1,0 +1,59 @@
+"""The way of the algorithms' own repositories: a loop over transformers models, one request at a time.
+
+Each model keeps a cache of its own for the request; at its turn it reads what was written meanwhile in one
+forward pass and writes the next token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from bench.compare import traces
+from bench.compare.load import Emit
+
+
+class Official:
+    """See :class:`bench.compare.serve.Server`."""
+
+    at_a_time = 1
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._models: list[PreTrainedModel] = []
+        self._turn = asyncio.Lock()
+
+    async def open(self, paths: Sequence[Path], dtype: str) -> None:
+        self._models = [
+            AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval() for path in paths
+        ]
+
+    async def generate(self, index: int, prompt: list[int], trace: str, variant: str, emit: Emit) -> None:
+        async with self._turn:
+            tokens = list(prompt)
+            caches = [DynamicCache(config=model.config) for model in self._models]
+            for letter in trace:
+                model = traces.model_of(letter)
+                token = self._next(model, caches[model], tokens)
+                if letter.isupper():
+                    tokens.append(token)
+                    emit(token, model)
+                await asyncio.sleep(0)
+
+    @torch.inference_mode()
+    def _next(self, model: int, cache: DynamicCache, tokens: list[int]) -> int:
+        """The model's greedy choice, once it has read what its cache does not hold."""
+        unread = torch.tensor([tokens[cache.get_seq_length() :]])
+        output = self._models[model](unread, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return int(output.logits[0, -1].argmax())
+
+    def drain(self) -> dict[str, Any]:
+        return {}
+
+    async def close(self) -> None:
+        self._models = []

@@ -1,0 +1,234 @@
+"""Tables and the plot, made from the results alone."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.compare import plot, traces, work
+from bench.compare.results import Results
+from bench.compare.servers import ON_SGLANG, ROOT, SYSTEMS
+
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
+PLOT = ROOT / "docs" / "benchmarks.svg"
+OURS = SYSTEMS[0].name
+SHORT = {
+    "tokenflow": "tokenflow",
+    "transformers loop": "loop",
+    "vLLM, a request per visit": "vLLM, per visit",
+    "vLLM, a request per token": "vLLM, per token",
+    "vLLM over HTTP, a request per visit": "vLLM, HTTP",
+    "tokenflow on SGLang": "tokenflow on SGLang",
+}
+Runs = Sequence[dict[str, Any]]
+
+
+def line(cell: str, system: str, repetition: int, run: dict[str, Any]) -> str:
+    """One run, as it is shown while the comparison goes on."""
+    cut = "" if run["finished"] == run["requests"] else f"  ({run['finished']}/{run['requests']} finished)"
+    bound = f"  {run['bound_s'] / run['elapsed_s']:.1%} of the bound" if "bound_s" in run else ""
+    return (
+        f"{cell:32} {system:36} #{repetition}  decode {run['decode']:7.1f} tok/s ({run['decode_s']:.1f} s)"
+        f"  end to end {run['end_to_end']:7.1f}  cpu {run['cpu_ms_per_token']:6.2f} ms/token"
+        f"  {run['elapsed_s']:5.1f} s{bound}{cut}"
+    )
+
+
+def median(runs: Runs, key: str) -> float:
+    """Median over repetitions; of a list, of all its items."""
+    return statistics.median(
+        value for run in runs for value in (run[key] if isinstance(run[key], list) else [run[key]])
+    )
+
+
+class Row:
+    """The runs of one cell, by system, in the order of the table."""
+
+    def __init__(self, cell: work.Cell, results: Results) -> None:
+        self.cell = cell
+        self.runs: dict[str, Runs] = {
+            system.name: runs
+            for system in (*SYSTEMS, ON_SGLANG)
+            if (runs := results.of(cell.name, system.name))
+        }
+
+    def over_strongest(self, key: str) -> float:
+        """tokenflow's median over that of the strongest other system."""
+        others = [median(runs, key) for name, runs in self.runs.items() if not name.startswith(OURS)]
+        return median(self.runs[OURS], key) / max(others) if others and OURS in self.runs else math.nan
+
+    def of_bound(self) -> float:
+        """How much of what its forward passes allow tokenflow reaches end to end."""
+        shares = [run["bound_s"] / run["elapsed_s"] for run in self.runs.get(OURS, ()) if "bound_s" in run]
+        return statistics.median(shares) if shares else math.nan
+
+
+def figure(value: float) -> str:
+    """Three significant digits, with a separator of thousands."""
+    if math.isnan(value):
+        return ""
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{digits}f}"
+
+
+def spread(runs: Runs, key: str) -> str:
+    """Median, and half the range in percent of it."""
+    values = [run[key] for run in runs]
+    middle = statistics.median(values)
+    half = (max(values) - min(values)) / 2 / middle if middle else 0.0
+    return f"{figure(middle)} ± {half:.0%}".replace("%", " %")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def systems_of(rows: Sequence[Row]) -> list[str]:
+    """Systems that some row has, in order."""
+    return [name for name in SHORT if any(name in row.runs for row in rows)]
+
+
+def throughput(rows: Sequence[Row]) -> str:
+    """Decode throughput of every system, and what tokenflow gains."""
+    names = systems_of(rows)
+    head = ["algorithm", *(SHORT[name] for name in names)]
+    head += ["over the strongest", "end to end", "over the strongest", "of the bound"]
+    return table(
+        head,
+        (
+            [
+                row.cell.algorithm,
+                *(spread(row.runs[name], "decode") if name in row.runs else "" for name in names),
+                f"**{row.over_strongest('decode'):.2f}**",
+                spread(row.runs[OURS], "end_to_end"),
+                f"{row.over_strongest('end_to_end'):.2f}",
+                f"{row.of_bound():.1%}".replace("%", " %"),
+            ]
+            for row in rows
+        ),
+    )
+
+
+def per_request(rows: Sequence[Row], key: str, scale: float) -> str:
+    """A median over requests or runs, of every system."""
+    names = systems_of(rows)
+    head = ["workload", "algorithm", *(SHORT[name] for name in names)]
+    return table(
+        head,
+        (
+            [
+                row.cell.workload.name,
+                row.cell.algorithm,
+                *(
+                    figure(scale * median(row.runs[name], key))
+                    if name in row.runs and any(run[key] for run in row.runs[name])
+                    else ""
+                    for name in names
+                ),
+            ]
+            for row in rows
+        ),
+    )
+
+
+def effort(rows: Sequence[Row]) -> str:
+    """How much of the end-to-end throughput on low effort is left on high effort."""
+    by_name = {(row.cell.algorithm, row.cell.workload.name): row for row in rows}
+    names = systems_of(rows)
+    lines = []
+    for algorithm in traces.ALGORITHMS:
+        low, high = by_name.get((algorithm, "low")), by_name.get((algorithm, "high"))
+        if low is None or high is None:
+            continue
+        kept = [
+            f"{median(high.runs[name], 'end_to_end') / median(low.runs[name], 'end_to_end'):.1%}"
+            if name in low.runs and name in high.runs
+            else ""
+            for name in names
+        ]
+        lines.append([algorithm, *(share.replace("%", " %") for share in kept)])
+    return table(["algorithm", *(SHORT[name] for name in names)], lines)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """The least, the geometric mean and the most of what tokenflow gains, per workload."""
+    lines = []
+    for workload in work.WORKLOADS:
+        here = [row for row in rows if row.cell.workload == workload and len(row.runs) > 1]
+        if not here:
+            continue
+        cells = [f"{workload.name} ({workload.prompt} in, {workload.output} out)"]
+        for key in ("decode", "end_to_end"):
+            gains = [row.over_strongest(key) for row in here]
+            cells.append(f"{min(gains):.2f} to {max(gains):.2f}, mean {statistics.geometric_mean(gains):.2f}")
+        lines.append(cells)
+    return table(["workload", "decode throughput", "end to end"], lines)
+
+
+def blocks(results: Results) -> dict[str, str]:
+    """Every table by name."""
+    rows = [row for cell in work.full_table() if OURS in (row := Row(cell, results)).runs]
+    routed = [row for row in rows if row.cell.algorithm != work.ALONE]
+    small = [row for row in routed if row.cell.models != work.LARGE_PAIR]
+    four = [row for row in small if row.cell.concurrency == 4]
+    made: dict[str, str] = {
+        f"decode {workload.name}": throughput([row for row in four if row.cell.workload == workload])
+        for workload in work.WORKLOADS
+    }
+    others = [row for row in small if row.cell.concurrency != 4]
+    made["summary"] = summary(four)
+    made["larger"] = throughput([row for row in routed if row.cell.models == work.LARGE_PAIR])
+    for concurrency in sorted({row.cell.concurrency for row in others}):
+        made[f"concurrency {concurrency}"] = throughput(
+            [row for row in others if row.cell.concurrency == concurrency]
+        )
+    made["alone"] = throughput([row for row in rows if row.cell.algorithm == work.ALONE])
+    made["ttft"] = per_request(four, "ttft_s", 1e3)
+    made["latency"] = per_request(four, "latency_s", 1.0)
+    made["cpu"] = per_request(four, "cpu_ms_per_token", 1.0)
+    made["effort"] = effort(four)
+    return made
+
+
+def fill(text: str, made: dict[str, str]) -> str:
+    """Put tables between their marks, ``<!-- NAME -->`` and ``<!-- end -->``."""
+
+    def replace(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n\n{made.get(match[1], '')}\n<!-- end -->"
+
+    return re.sub(r"<!-- (?!end)([a-z0-9 ]+) -->\n.*?<!-- end -->", replace, text, flags=re.DOTALL)
+
+
+def show(results: Results) -> None:
+    """Print the tables."""
+    for name, text in blocks(results).items():
+        if text.count("\n") > 2:
+            print(f"\n{name}\n{text}", end="")
+
+
+def write(results: Results, pages: Sequence[Path] = PAGES, picture: Path = PLOT) -> None:
+    """Fill in the pages and draw the plot."""
+    made = blocks(results)
+    for page in pages:
+        page.write_text(fill(page.read_text(encoding="utf-8"), made), encoding="utf-8")
+    rows = [Row(cell, results) for cell in work.full_table() if cell.concurrency == 4]
+    rows = [row for row in rows if OURS in row.runs and row.cell.models != work.LARGE_PAIR]
+    names = systems_of(rows)
+    groups = [
+        (
+            f"{workload.name} effort: {workload.prompt} in, {workload.output} out",
+            [
+                (row.cell.algorithm, [median(row.runs[name], "decode") for name in names])
+                for row in rows
+                if row.cell.workload == workload and set(names) <= set(row.runs)
+            ],
+        )
+        for workload in work.WORKLOADS
+    ]
+    picture.write_text(plot.bars(groups, [SHORT[name] for name in names], "decode tokens/s"))
