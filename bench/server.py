@@ -7,11 +7,13 @@
 The demo pair answers its evaluation prompts, streamed, 16 and 64 at a time: once through :class:`Router` in
 one process, once through ``tokenflow serve``, with a client in a process of its own that only counts.  CPU
 time is that of the router process, without its workers.  Then prompts of 100,000 characters, as many tokens,
-are sent while others stream, and the delays of the event loop are read from the server's metrics.
+are sent while others stream, and the delays of the event loop are read from the server's metrics.  At last
+500 clients ask at once where 64 may wait: how soon do the others know, and what do they cost?
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -40,6 +42,7 @@ URL = f"http://127.0.0.1:{PORT}"
 MOST_TOKENS = 400
 LOOK_S = 0.004
 LONG_PROMPT = "7" * 100_000
+CROWD, WAITING = 500, 64
 
 
 def prompts(count: int) -> list[str]:
@@ -126,9 +129,9 @@ def client(concurrency: int, count: int) -> None:
 
 
 @contextmanager
-def served() -> Iterator[psutil.Process]:
+def served(*args: str) -> Iterator[psutil.Process]:
     """A running server's router process."""
-    command = [sys.executable, "-m", "tokenflow.cli", "serve", RECIPE, "--port", str(PORT)]
+    command = [sys.executable, "-m", "tokenflow.cli", "serve", RECIPE, "--port", str(PORT), *args]
     server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     try:
@@ -177,6 +180,40 @@ def delays() -> dict[str, float]:
     return {"timers": total, **{f"over_{bound}_s": total - count for bound, count in counts.items()}}
 
 
+async def crowd(times: int) -> dict[str, Any]:
+    """All of a crowd ask at once: how many get 503, and after how many milliseconds each from its request."""
+    refused: list[float] = []
+    body = json.dumps({"prompt": prompts(1)[0], "max_tokens": 50, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = time.perf_counter()
+        writer.write(head + body)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        if b" 503 " in answer.partition(b"\r\n")[0]:
+            assert b"retry-after: 1" in answer.lower()
+            refused.append(1e3 * (time.perf_counter() - asked))
+
+    for _ in range(times):
+        connections = [await asyncio.open_connection("127.0.0.1", PORT) for _ in range(CROWD)]
+        async with anyio.create_task_group() as tasks:
+            for connection in connections:
+                tasks.start_soon(ask, *connection)
+        for _, writer in connections:
+            writer.close()
+    refused.sort()
+    return {"refused": len(refused), "median_ms": refused[len(refused) // 2], "max_ms": refused[-1]}
+
+
+def crowded(times: int) -> dict[str, Any]:
+    """The same, and the memory of the router's process before and after."""
+    with served("--max-queued-reqs", str(WAITING)) as server:
+        asyncio.run(crowd(1))
+        before = server.memory_info().rss
+        result = asyncio.run(crowd(times))
+        return {**result, "grown_mib": (server.memory_info().rss - before) / 2**20}
+
+
 def measure(count: int) -> dict[str, Any]:
     result: dict[str, Any] = {"cores": os.cpu_count(), "concurrency": {}}
     for concurrency in (16, 64):
@@ -194,6 +231,7 @@ def measure(count: int) -> dict[str, Any]:
             long_prompts(20)
             others.wait()
         result["event_loop"] = delays()
+    result["crowd"] = crowded(5)
     return result
 
 
@@ -212,6 +250,7 @@ def main() -> None:
             )
         print(f"    throughput through HTTP: {row['throughput_ratio']:.1%} of that in process")
     print(f"delays of the event loop: {result['event_loop']}")
+    print(f"{CROWD} clients where {WAITING} may wait, five times: {result['crowd']}")
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 

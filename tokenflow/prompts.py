@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from tokenflow.errors import InvalidRequest
 from tokenflow.text.tokenizer import Tokenizer
-from tokenflow.types import EndpointConfig, SamplingParams
+from tokenflow.types import MAX_TOP_LOGPROBS, EndpointConfig, SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text as is, token ids, or chat messages (rendered with the entry model's chat template)."""
@@ -60,6 +60,22 @@ def check_timeout(seconds: float | None) -> None:
     """A timeout, if any, is a positive number; :raises InvalidRequest: if not."""
     if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
         raise InvalidRequest(f"timeout must be a positive number of seconds, got {seconds!r}", "timeout")
+
+
+def check_many(prompts: object, concurrency: int) -> None:
+    """Many prompts are answered some at a time; :raises InvalidRequest: if it is one, or none at a time."""
+    if not isinstance(concurrency, int) or concurrency < 1:
+        raise InvalidRequest(
+            f"concurrency must be an integer of at least 1, got {concurrency!r}", "concurrency"
+        )
+    if isinstance(prompts, str):
+        raise InvalidRequest("generate_many takes a list of prompts, got one text", "prompts")
+
+
+def check_top(top: int) -> None:
+    """So many alternatives per token can be reported; :raises InvalidRequest: if not."""
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest(f"top must be between 0 and {MAX_TOP_LOGPROBS}, got {top}", "logprobs")
 
 
 def param_values(known: Mapping[str, float], given: Mapping[str, float] | None) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ import itertools
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,15 @@ from tokenflow.actors.system import ActorSystem, Observer
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.recipe import Recipe
 from tokenflow.dsl.weights import first_writer
-from tokenflow.errors import ContextTooLong, InvalidRequest, RouterClosed, TokenflowError
+from tokenflow.errors import ContextTooLong, RouterClosed, TokenflowError
 from tokenflow.members import Members, load_members
 from tokenflow.prompts import (
     Prompt,
     check_endpoints,
     check_known_ids,
+    check_many,
     check_timeout,
+    check_top,
     encode,
     param_values,
     sampling_params,
@@ -38,7 +41,7 @@ from tokenflow.prompts import (
 from tokenflow.random import DRAW, uniform
 from tokenflow.response import Reader, Response, scored_tokens
 from tokenflow.text.tokenizer import Tokenizer
-from tokenflow.types import MAX_TOP_LOGPROBS, Completion, Load, RouterStatus, SamplingParams, Token
+from tokenflow.types import Completion, Load, Reservation, RouterStatus, SamplingParams, Token
 
 if TYPE_CHECKING:
     from tokenflow.planner import Lookahead, RoutingModel, Thresholds
@@ -63,7 +66,7 @@ class Router:
     :param overrides: ``key.path=value`` strings applied to the recipe, as ``--set`` on the command line; a
         compiled recipe takes none.
     :param observer: called with every step a worker has run (model name, step, reply), for measurements.
-    :param max_queued_requests: requests that may wait for memory; further ones are refused.
+    :param max_queued_requests: requests that may wait because they cannot begin yet; others are refused.
     :param max_queued_tokens: prompt tokens that the waiting requests may have together.
     :raises RecipeError: if the recipe is wrong; every problem is listed.
     """
@@ -210,19 +213,30 @@ class Router:
         params: Mapping[str, float] | None = None,
         timeout: float | None = None,
         member: str | None = None,
+        reservation: Reservation | None = None,
         **sampling: Any,
     ) -> Response:
         """The response as it grows: ``async for event in router.stream(...)``.
 
         Takes and raises what :meth:`generate` does, a wrong prompt at the first event.  Breaking out of
         the loop and dropping the response, or leaving ``async with router.stream(...)``, cancels it.
+
+        :param reservation: what :meth:`reserve` gave: a place of it is taken instead of a new one.
         """
         system, members = self._running()
         settings = sampling_params(sampling, self.recipe.sampling)
         values = param_values(self.recipe.params, params)
         check_timeout(timeout)
         only = members.model(member).code if member is not None else 0
-        return Response(system, partial(self._open, prompt, settings, values, only, timeout))
+        return Response(system, partial(self._open, prompt, settings, values, only, timeout), reservation)
+
+    def reserve(self, requests: int = 1) -> AbstractContextManager[Reservation]:
+        """Places in the queue for responses that belong together, all or none, to be taken inside ``with``.
+
+        :raises Overloaded: if too many requests wait already.
+        :raises RouterClosed: if the router is not running.
+        """
+        return self._running()[0].admission.reserve(requests)
 
     async def encode(
         self,
@@ -264,8 +278,7 @@ class Router:
         """
         system, members = self._running()
         system.require_running()
-        if not 0 <= top <= MAX_TOP_LOGPROBS:
-            raise InvalidRequest(f"top must be between 0 and {MAX_TOP_LOGPROBS}, got {top}", "logprobs")
+        check_top(top)
         scorer = members.scorer(member)
         tokens = await self.encode(prompt)
         if len(tokens) > system.longest:
@@ -288,12 +301,7 @@ class Router:
         ``request`` is what :meth:`generate` takes beside the prompt.  The first failure cancels the rest
         and is raised.
         """
-        if not isinstance(concurrency, int) or concurrency < 1:
-            raise InvalidRequest(
-                f"concurrency must be an integer of at least 1, got {concurrency!r}", "concurrency"
-            )
-        if isinstance(prompts, str):
-            raise InvalidRequest("generate_many takes a list of prompts, got one text", "prompts")
+        check_many(prompts, concurrency)
         done: dict[int, Completion] = {}
         todo = iter(enumerate(prompts))
 

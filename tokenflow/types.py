@@ -339,6 +339,18 @@ class Load(NamedTuple):
     slots: int
 
 
+@dataclass(eq=False, slots=True)
+class Reservation:
+    """Places in the queue for requests that come together.
+
+    :param left: places that no request has taken yet.
+    :param tokens: prompt tokens of its requests that wait.
+    """
+
+    left: int
+    tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class RouterStatus:
     """What a router is doing; ``longest`` is how many tokens (prompt and output) a request can have."""

@@ -155,7 +155,7 @@ async def completions(request: Request) -> Answer:
     check_count(n, "n")
     check_count(n * len(prompts), "prompt")
     silent = asked.max_tokens == 0 and bool(asked.echo)
-    with renamed(_NAMES), service.preparing(n * len(prompts)):
+    with renamed(_NAMES), service.reserve(n * len(prompts)) as reservation:
         special = asked.add_special_tokens is not False
         ids = [
             await service.router.encode(prompt, add_special_tokens=special) async for prompt in paced(prompts)
@@ -174,7 +174,7 @@ async def completions(request: Request) -> Answer:
             for tokens in ids
             for choice in range(0 if silent else n)
         ]
-        responses = await prepare(service, wishes, target.member, asked.params)
+        responses = await prepare(service, reservation, wishes, target.member, asked.params)
     shape = TextShape(
         asked,
         (f"cmpl-{record.id}", record.created, target.name),

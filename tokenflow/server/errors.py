@@ -10,10 +10,13 @@ import msgspec
 
 from tokenflow.errors import (
     ContextTooLong,
+    EndpointFailed,
     InvalidRequest,
     NonFiniteLogits,
+    Overloaded,
     RequestCancelled,
     RequestError,
+    RequestTimeout,
     RouteFailed,
     RouterClosed,
     TokenflowError,
@@ -70,6 +73,23 @@ def too_large(limit: int) -> ApiError:
     return ApiError(413, "invalid_request_error", "request_too_large", message)
 
 
+def too_many(limit: int) -> ApiError:
+    """The request's body has too many values."""
+    message = f"the request has more than {limit} values; send fewer prompts or tokens at once"
+    return ApiError(413, "invalid_request_error", "request_too_large", message)
+
+
+def too_slow(seconds: float) -> ApiError:
+    """The request's body does not come."""
+    message = f"the request's body did not come within {seconds:g} s"
+    return ApiError(408, "invalid_request_error", "request_timeout", message, None, _NO_RETRY)
+
+
+def no_http(status: int, message: str) -> ApiError:
+    """What was sent is not HTTP as this server takes it."""
+    return ApiError(status, "invalid_request_error", "bad_http", message)
+
+
 def no_model(name: str, names: tuple[str, ...]) -> ApiError:
     """Nobody here is called that."""
     message = _readable(f"the model {name!r} does not exist; models: {', '.join(names)}")
@@ -88,12 +108,6 @@ def wrong_key() -> ApiError:
     message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
     headers = {"www-authenticate": "Bearer"}
     return ApiError(401, "authentication_error", "invalid_api_key", message, None, headers)
-
-
-def queue_full(most: int) -> ApiError:
-    """Too many requests wait already."""
-    message = f"{most} requests wait already; try again later"
-    return ApiError(503, "overloaded_error", "queue_full", message, None, _RETRY)
 
 
 def not_ready(message: str) -> ApiError:
@@ -127,6 +141,12 @@ def api_error(error: Exception) -> ApiError:
             return invalid(str(error), error.param, code)
         case RequestCancelled() | RouterClosed():
             return not_ready(_first_line(error))
+        case Overloaded():
+            return ApiError(503, "overloaded_error", "queue_full", _first_line(error), None, _RETRY)
+        case RequestTimeout():
+            return ApiError(504, "server_error", "request_timeout", _first_line(error), None, _NO_RETRY)
+        case EndpointFailed():
+            return ApiError(502, "server_error", "endpoint_failed", _first_line(error))
         case RouteFailed():
             return ApiError(500, "server_error", "recipe_error", _first_line(error), None, _NO_RETRY)
         case NonFiniteLogits() | RequestError():

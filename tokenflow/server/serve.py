@@ -13,6 +13,7 @@ import contextlib
 import gc
 import json
 import logging
+import resource
 import shlex
 import signal
 import socket
@@ -34,6 +35,7 @@ from tokenflow.eventloop import new_event_loop
 from tokenflow.server.app import create_app
 from tokenflow.server.gateway import access
 from tokenflow.server.options import OptionError, Options, options
+from tokenflow.server.protocol import Protocol
 from tokenflow.server.service import Service, State
 from tokenflow.server.transport import sole
 
@@ -41,6 +43,7 @@ _EXIT_OK, _EXIT_FAILURE, _EXIT_USAGE, _EXIT_INTERRUPT = 0, 1, 2, 130
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 _DELAY_SAMPLE_S = 0.02
+_MOST_FILES = 2**16
 _FAREWELL_S = 3
 """What a client that does not read gets to take its last event."""
 
@@ -53,6 +56,7 @@ def serve(args: argparse.Namespace) -> int:
     try:
         chosen = options(args)
         _log(chosen)
+        _allow_connections()
         recipe = limited(load_recipe(args.recipe, args.overrides), chosen.max_model_len)
         with listening(chosen) as (sock, address), asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_serve(recipe, chosen, sock, address))
@@ -127,6 +131,7 @@ def http_server(service: Service) -> uvicorn.Server:
             lifespan="off",
             ws="none",
             loop="none",
+            http=Protocol,
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
@@ -141,6 +146,7 @@ async def _serve(recipe: RecipeIR, chosen: Options, sock: socket.socket, address
         names=chosen.served_model_name,
         api_keys=chosen.api_key,
         max_queued=chosen.max_queued_reqs,
+        request_timeout=chosen.request_timeout,
         access_log=chosen.access_log,
     )
     server = http_server(service)
@@ -167,7 +173,11 @@ async def _live(service: Service, chosen: Options, address: str) -> int:
     recipe = service.router.recipe
     if changed := chosen.changed():
         _say(f"settings: {', '.join(f'{name} {value}' for name, value in changed.items())}")
-    members = ", ".join(f"{model.name} ({model.config.path})" for model in recipe.models)
+    simulated = recipe.simulated
+    members = ", ".join(
+        f"{model.name} ({'simulated' if model.name in simulated else model.config.path})"
+        for model in recipe.models
+    )
     _say(f"{recipe.name}: loading {members}")
     started = time.monotonic()
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, anyio.CancelScope() as loading:
@@ -236,6 +246,14 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+
+def _allow_connections() -> None:
+    """Connections are files, of which shells allow few by default."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _remove_stale(path: Path) -> None:

@@ -1,0 +1,88 @@
+"""HTTP as uvicorn speaks it, with bounds on what a client may send, and errors in our envelope."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from tokenflow.server.errors import ApiError, no_http
+from tokenflow.server.transport import LARGEST_BODY
+
+LARGEST_HEAD = 64 * 2**10
+LARGEST_MESSAGE = 4 * LARGEST_BODY
+"""Bytes of one request from which on its connection is cut, whatever was answered by then."""
+HEAD_S = 60.0
+"""What a client gets to send the head of a request, its first one from when it connects."""
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection.
+
+    Uvicorn lets a head grow without end and wait for ever, and forgets the request that runs when another one
+    comes behind it on the same connection.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._received = 0
+        self._late: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S, self._refuse_late)
+        self._running: RequestResponseCycle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in_time()
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        super().data_received(data)
+        if self._late is not None and self._received > LARGEST_HEAD:
+            self._refuse(no_http(431, f"the head of a request may have {LARGEST_HEAD} bytes"))
+        elif self._received > LARGEST_MESSAGE:
+            self._refuse(no_http(413, f"a request may have {LARGEST_BODY} bytes"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._received = 0
+        if self._late is None:
+            self._late = self.loop.call_later(HEAD_S, self._refuse_late)
+
+    def on_headers_complete(self) -> None:
+        self._in_time()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(no_http(400, "this is no HTTP request"))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _in_time(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _refuse_late(self) -> None:
+        if self.scope is None:  # nobody has asked anything
+            self.transport.close()
+            return
+        self._refuse(no_http(408, f"the head of a request did not come within {HEAD_S:g} s"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what never became a request, and close."""
+        self._in_time()
+        if self._running is None or self._running.response_complete:
+            body = error.envelope()
+            fields = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
+            self.transport.write(STATUS_LINE[error.status] + fields.encode() + b"\r\n\r\n" + body)
+        self.transport.close()
