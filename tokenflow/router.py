@@ -24,7 +24,7 @@ from tokenflow.actors.system import ActorSystem, Observer
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.recipe import Recipe
 from tokenflow.dsl.weights import first_writer
-from tokenflow.errors import ContextTooLong, RouterClosed, TokenflowError
+from tokenflow.errors import RouterClosed, TokenflowError
 from tokenflow.members import Members, load_members
 from tokenflow.prompts import (
     Prompt,
@@ -34,9 +34,9 @@ from tokenflow.prompts import (
     check_timeout,
     check_top,
     encode,
+    is_long,
     param_values,
     sampling_params,
-    text_length,
 )
 from tokenflow.random import DRAW, uniform
 from tokenflow.response import Reader, Response, scored_tokens
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from tokenflow.planner import Lookahead, RoutingModel, Thresholds
 
 _STOP_GRACE_S = 5.0
-_LONG_TEXT = 2_000
-"""Characters from which a prompt is tokenized in a thread, so that nobody else's tokens wait for it."""
+_READERS = 4
+"""Threads that make tokens of long prompts, so that nobody else's tokens wait for them; each needs memory."""
 _LONG_PROMPT = 4_000
 """Tokens from which a scored prompt is put together in a thread."""
 
@@ -92,6 +92,7 @@ class Router:
             self.recipe = load_recipe(recipe, overrides)
         self._observer = observer
         self._queue_limits = QueueLimits(max_queued_requests, max_queued_tokens)
+        self._readers = anyio.CapacityLimiter(_READERS)
         self._ids = itertools.count(1)
         self._members: Members | None = None
         self._system: ActorSystem | None = None
@@ -244,11 +245,13 @@ class Router:
         *,
         add_special_tokens: bool = True,
         template: Mapping[str, Any] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """Token ids of a prompt: what the models of the recipe get for it.
 
         :param add_special_tokens: put before a text what its model expects there.
         :param template: variables for the chat template, ``{"enable_thinking": False}`` say.
+        :param most: refuse a prompt of more tokens.
         :raises InvalidRequest: if the prompt is wrong.
         :raises RouterClosed: if the router is not running.
         """
@@ -261,9 +264,10 @@ class Router:
             chat=members.chat,
             add_special_tokens=add_special_tokens,
             template=template,
+            most=most,
         )
-        if text_length(prompt) > _LONG_TEXT:
-            return await to_thread.run_sync(work, abandon_on_cancel=True)
+        if is_long(prompt):
+            return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._readers)
         return work()
 
     async def score(self, prompt: Prompt, *, top: int = 0, member: str | None = None) -> tuple[Token, ...]:
@@ -280,13 +284,7 @@ class Router:
         system.require_running()
         check_top(top)
         scorer = members.scorer(member)
-        tokens = await self.encode(prompt)
-        if len(tokens) > system.longest:
-            raise ContextTooLong(
-                f"the prompt has {len(tokens)} tokens, but the recipe's smallest context or KV cache holds "
-                f"{system.longest}",
-                "prompt",
-            )
+        tokens = await self.encode(prompt, most=system.longest)
         scored = (
             await system.scoring.score(system.actors[scorer.code], tokens, top) if len(tokens) > 1 else None
         )
@@ -349,7 +347,7 @@ class Router:
         timeout_s: float | None,
     ) -> tuple[Request, Reader]:
         system, members = self._running()
-        tokens = await self.encode(prompt)
+        tokens = await self.encode(prompt, most=system.longest)
         check_known_ids(sampling, members.vocab_limit)
         names = [model.name for model in self.recipe.models if only in (0, model.code)]
         check_endpoints(sampling, {n: e for n, e in members.endpoints.items() if n in names})

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.recipes import recipe_of, toy_model, toy_pair
+from tests.server.client import Reply
 from tests.server.conftest import Served, serving
 from tokenflow.actors.admission import QueueLimits
 
@@ -105,8 +106,10 @@ async def test_a_response_that_takes_too_long_ends_with_an_error(tmp_path: Path)
     recipe = recipe_of((toy_model(tmp_path, "m", 1, step_s=0.01, max_requests=1),), {})
     async with serving(recipe, request_timeout=0.3) as served:
         body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
-        stream = asyncio.ensure_future(served.post("/v1/completions", {**body, "stream": True}))
-        reply, streamed = await served.post("/v1/completions", body), await stream
+        async with served.open("POST", "/v1/completions", {**body, "stream": True}) as stream:
+            assert await stream.head() == 200
+            streamed = Reply(200, stream.headers, b"".join([chunk async for chunk in stream.chunks()]))
+        reply = await served.post("/v1/completions", body)
         assert (reply.status, reply.error["type"]) == (504, "server_error")
         assert reply.error["code"] == "request_timeout"
         assert "longer than its timeout of 0.3 s" in reply.error["message"]

@@ -160,7 +160,9 @@ async def chat(request: Request) -> Answer:
     if asked.max_completion_tokens is not None:
         settings["max_tokens"] = asked.max_completion_tokens
     with renamed(_NAMES), service.reserve(n) as reservation:
-        prompt = await service.router.encode(asked.messages, template=chat_variables(asked))
+        prompt = await service.router.encode(
+            asked.messages, template=chat_variables(asked), most=service.longest
+        )
         wishes = [Wish(prompt, {**settings, "choice": choice}) for choice in range(n)]
         responses = await prepare(service, reservation, wishes, target.member, asked.params)
     shape = ChatShape(

@@ -157,9 +157,8 @@ async def completions(request: Request) -> Answer:
     silent = asked.max_tokens == 0 and bool(asked.echo)
     with renamed(_NAMES), service.reserve(n * len(prompts)) as reservation:
         special = asked.add_special_tokens is not False
-        ids = [
-            await service.router.encode(prompt, add_special_tokens=special) async for prompt in paced(prompts)
-        ]
+        encode = partial(service.router.encode, add_special_tokens=special, most=service.longest)
+        ids = [await encode(prompt) async for prompt in paced(prompts)]
         echoes: list[Echo] = []
         if asked.echo:
             echo = partial(_echo, service, asked, prompts, ids, target.member)
@@ -211,7 +210,7 @@ async def _echo(
     """What each response begins with: the prompt, and its log-probabilities if wanted."""
     echoes = []
     for prompt, tokens in zip(prompts, ids, strict=True):
-        text = prompt if isinstance(prompt, str) else service.router.tokenizer.decode(tokens)
+        text = prompt if isinstance(prompt, str) else await service.decode(tokens)
         scored: tuple[Token, ...] = ()
         if asked.logprobs is not None:
             scored = await service.router.score(tokens, top=asked.logprobs, member=member)

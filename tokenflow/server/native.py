@@ -119,7 +119,8 @@ async def generate(request: Request) -> Answer:
     check_count(count, "sampling_params.n")
     start = -1 if asked.logprob_start_len is None else asked.logprob_start_len
     with renamed(_NAMES), service.reserve(count) as reservation:
-        ids = [await service.router.encode(prompt) async for prompt in paced(prompts)]
+        encode = partial(service.router.encode, most=service.longest)
+        ids = [await encode(prompt) async for prompt in paced(prompts)]
         inputs: list[tuple[Token, ...]] = []
         if asked.return_logprob and start >= 0:
             inputs = await unless_gone(request.receive, partial(_score, service, asked, ids))

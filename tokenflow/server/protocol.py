@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -19,31 +20,40 @@ LARGEST_MESSAGE = 4 * LARGEST_BODY
 """Bytes of one request from which on its connection is cut, whatever was answered by then."""
 HEAD_S = 60.0
 """What a client gets to send the head of a request, its first one from when it connects."""
+_LINGER_S = 1.0
+"""What a client that is refused gets to stop sending: it would lose the answer if we hung up at once."""
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class Protocol(HttpToolsProtocol):
     """One connection.
 
-    Uvicorn lets a head grow without end and wait for ever, and forgets the request that runs when another one
-    comes behind it on the same connection.
+    Uvicorn lets a head grow without end and waits for it for ever, loses the body of a request that offers
+    another protocol (as Java's client does with every request), and forgets the request that runs when
+    another one comes behind it on the same connection.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._received = 0
+        self._in_body = False
+        self._refused = False
         self._late: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S, self._refuse_late)
         self._running: RequestResponseCycle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._in_time()
         self.pipeline.clear()
-        if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True
-            self._running.message_event.set()
+        self._abandon()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         self._received += len(data)
+        if not self._in_body:
+            head, blank, rest = data.partition(b"\r\n\r\n")
+            data = _UPGRADE.sub(b"\r\ndeclined:", head) + blank + rest
         super().data_received(data)
         if self._late is not None and self._received > LARGEST_HEAD:
             self._refuse(no_http(431, f"the head of a request may have {LARGEST_HEAD} bytes"))
@@ -58,7 +68,12 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_time()
+        self._in_body = True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(no_http(400, "this is no HTTP request"))
@@ -72,6 +87,12 @@ class Protocol(HttpToolsProtocol):
             self._late.cancel()
             self._late = None
 
+    def _abandon(self) -> None:
+        """Nobody will have the answer to the request that runs."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
     def _refuse_late(self) -> None:
         if self.scope is None:  # nobody has asked anything
             self.transport.close()
@@ -79,10 +100,15 @@ class Protocol(HttpToolsProtocol):
         self._refuse(no_http(408, f"the head of a request did not come within {HEAD_S:g} s"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer what never became a request, and close."""
+        """Say so, unless an answer has begun or was given, and hang up."""
         self._in_time()
-        if self._running is None or self._running.response_complete:
+        self._refused = True
+        running = self._running
+        idle = running is None or (running.response_complete and not self._in_body)
+        if idle or (running is not None and not running.response_started):
             body = error.envelope()
             fields = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
             self.transport.write(STATUS_LINE[error.status] + fields.encode() + b"\r\n\r\n" + body)
-        self.transport.close()
+        self._abandon()
+        self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)

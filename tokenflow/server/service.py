@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 import anyio
+from anyio import to_thread
 
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.errors import Overloaded, RequestError, TokenflowError
@@ -25,6 +27,9 @@ from tokenflow.server.errors import (
 from tokenflow.server.logprobs import Speller
 from tokenflow.server.metrics import Metrics
 from tokenflow.types import Reservation
+
+_LONG = 4_000
+"""Tokens from which a text is put together in a thread."""
 
 
 class State(enum.Enum):
@@ -135,6 +140,14 @@ class Service:
         """The metrics in Prometheus's text format."""
         running = self.state is not State.STARTING
         return self.metrics.expose(self.router.status if running else None)
+
+    async def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of token ids.
+
+        :param special: special tokens show as they are spelled.
+        """
+        work = partial(self.router.tokenizer.decode, ids, skip_special_tokens=not special)
+        return await to_thread.run_sync(work) if len(ids) > _LONG else work()
 
     def speller(self, *, as_ids: bool = False) -> Speller:
         """How single tokens are written."""
