@@ -117,7 +117,7 @@ def client(concurrency: int, count: int) -> None:
     measured as well.
     """
     todo = iter(prompts(count))
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     connections = [Connection(todo) for _ in range(concurrency)]
     while any(connection.open for connection in connections):
         time.sleep(LOOK_S)
@@ -125,7 +125,8 @@ def client(concurrency: int, count: int) -> None:
             if connection.open:
                 connection.read()
     seconds = time.perf_counter() - started
-    print(json.dumps({"tokens": sum(connection.tokens for connection in connections), "seconds": seconds}))
+    tokens = sum(connection.tokens for connection in connections)
+    print(json.dumps({"tokens": tokens, "seconds": seconds, "cpu_s": time.process_time() - cpu}))
 
 
 @contextmanager
@@ -156,7 +157,12 @@ def over_http(server: psutil.Process, concurrency: int, count: int) -> dict[str,
     result = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
     spent = cpu_s(server) - before
     tokens, seconds = result["tokens"], result["seconds"]
-    return {"tokens": tokens, "tokens_per_s": tokens / seconds, "cpu_us_per_token": spent / tokens * 1e6}
+    return {
+        "tokens": tokens,
+        "tokens_per_s": tokens / seconds,
+        "cpu_us_per_token": spent / tokens * 1e6,
+        "client_cpu_us_per_token": result["cpu_s"] / tokens * 1e6,
+    }
 
 
 def long_prompts(count: int) -> None:
