@@ -142,6 +142,12 @@ def test_a_prompt_that_does_not_fit_is_refused_before_it_is_listed(tokenizer: To
             encode(prompt, tokenizer, 1000, most=count - 1)
 
 
+def test_of_a_text_that_is_far_too_long_the_beginning_is_read(tokenizer: Tokenizer) -> None:
+    """It would take seconds and gigabytes."""
+    with pytest.raises(ContextTooLong, match=r"has more than 161 tokens, but .* holds 10$"):
+        encode("7" * 2**23, tokenizer, 1000, most=10)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

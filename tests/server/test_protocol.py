@@ -88,6 +88,21 @@ async def test_a_body_without_end_is_refused_and_then_cut_off(pair: Served) -> N
     assert (reply.status, reply.error["code"]) == (413, "request_too_large")
 
 
+async def test_a_client_that_is_refused_while_it_sends_gets_its_answer(pair: Served) -> None:
+    """Some clients read only after they have sent everything, and close after each request."""
+    for path, size, status in (
+        ("/tokenize", 2**22, 413),
+        ("/v1/completions", 2**24, 413),
+        ("/nope", 2**22, 404),
+    ):
+        async with asyncio.timeout(20), pair.connect() as exchange:
+            exchange.ask("POST", path, b" " * size, {"connection": "close"})
+            await exchange.writer.drain()
+            reply = await exchange.reply()
+            assert (reply.status, reply.headers["connection"]) == (status, "close")
+            assert await exchange.reader.read() == b""
+
+
 async def test_a_head_that_comes_too_slowly_is_not_waited_for(
     pair: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

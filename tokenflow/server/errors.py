@@ -99,8 +99,7 @@ def no_model(name: str, names: tuple[str, ...]) -> ApiError:
 def no_route(status: int, method: str, path: str) -> ApiError:
     """There is no such endpoint (404), or it wants another method (405)."""
     what = "there is no" if status == 404 else "not allowed:"
-    message = _readable(f"{what} {method} {path}")
-    return ApiError(status, "invalid_request_error", "not_found", message)
+    return ApiError(status, "invalid_request_error", "not_found", _bounded(f"{what} {method} {path}"))
 
 
 def wrong_key() -> ApiError:
@@ -165,5 +164,9 @@ def _first_line(error: Exception) -> str:
 
 def _readable(message: str) -> str:
     """A message of bounded length that names no folders of this machine."""
-    message = _PATH.sub(r"\1", message.encode(errors="replace").decode())
+    return _bounded(_PATH.sub(r"\1", message))
+
+
+def _bounded(message: str) -> str:
+    message = message.encode(errors="replace").decode()
     return message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + "..."

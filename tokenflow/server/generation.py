@@ -61,8 +61,10 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     except InvalidRequest as error:
         if error.param is None or error.param not in names:
             raise
-        name = names[error.param]
-        raise type(error)(str(error).replace(error.param, name, 1), name) from None
+        name, message = names[error.param], str(error)
+        if error.param != "prompt":  # which is its name in any language
+            message = message.replace(error.param, name, 1)
+        raise type(error)(message, name) from None
 
 
 async def prepare(

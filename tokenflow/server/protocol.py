@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from types import SimpleNamespace
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -20,8 +21,8 @@ LARGEST_MESSAGE = 4 * LARGEST_BODY
 """Bytes of one request from which on its connection is cut, whatever was answered by then."""
 HEAD_S = 60.0
 """What a client gets to send the head of a request, its first one from when it connects."""
-_LINGER_S = 1.0
-"""What a client that is refused gets to stop sending: it would lose the answer if we hung up at once."""
+_LINGER_S = 5.0
+"""What a client that is still sending gets to read its answer, which it would lose if we hung up at once."""
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
@@ -29,8 +30,8 @@ class Protocol(HttpToolsProtocol):
     """One connection.
 
     Uvicorn lets a head grow without end and waits for it for ever, loses the body of a request that offers
-    another protocol (as Java's client does with every request), and forgets the request that runs when
-    another one comes behind it on the same connection.
+    another protocol (as Java's client does with every request), forgets the request that runs when another
+    one comes behind it on the same connection, and hangs up on who is still sending what was refused.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -40,6 +41,9 @@ class Protocol(HttpToolsProtocol):
         self._refused = False
         self._late: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S, self._refuse_late)
         self._running: RequestResponseCycle | None = None
+        self._hand = SimpleNamespace(
+            write=transport.write, is_closing=transport.is_closing, close=self._hang_up
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._in_time()
@@ -70,6 +74,7 @@ class Protocol(HttpToolsProtocol):
         self._in_time()
         self._in_body = True
         super().on_headers_complete()
+        self.cycle.transport = self._hand  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -110,5 +115,14 @@ class Protocol(HttpToolsProtocol):
             fields = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
             self.transport.write(STATUS_LINE[error.status] + fields.encode() + b"\r\n\r\n" + body)
         self._abandon()
-        self.transport.write_eof()
-        self.loop.call_later(_LINGER_S, self.transport.close)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close, but not before the client has stopped sending."""
+        if not self._in_body and not self._refused:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self._refused = True
+            self.pipeline.clear()
+            self.transport.write_eof()
+            self.loop.call_later(_LINGER_S, self.transport.close)

@@ -14,11 +14,13 @@ from tokenflow.text.chat import ChatTemplate
 from tokenflow.text.pieces import compile_decoder
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken
+    from tokenizers import AddedToken, Encoding
     from tokenizers import Tokenizer as Backend
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
+_SCOUTED = 16
+"""Characters per token that fits: of a longer text the beginning tells whether it is far too long."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -134,10 +136,19 @@ class Tokenizer:
                 f"{text[error.start]!r}",
                 "prompt",
             ) from None
-        # A batch of one: only batches let other threads run meanwhile.
-        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        if most is not None and len(text) > _SCOUTED * most:
+            # Each token costs a few hundred bytes until they are listed.  Where a text is cut, its last word
+            # may become other tokens: far too many are too many all the same.
+            begin = self._encode(text[: _SCOUTED * most], add_special_tokens)
+            if len(begin) > 2 * most:
+                check_length(len(begin), most, "has more than")
+        encoding = self._encode(text, add_special_tokens)
         check_length(len(encoding), most)
         return encoding.ids
+
+    def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
+        # A batch of one: only batches let other threads run meanwhile.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
     def render(
         self,
@@ -188,11 +199,11 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
 
-def check_length(tokens: int, most: int | None) -> None:
+def check_length(tokens: int, most: int | None, has: str = "has") -> None:
     """A prompt of so many tokens fits; :raises ContextTooLong: if not."""
     if most is not None and tokens > most:
         raise ContextTooLong(
-            f"the prompt has {tokens} tokens, but the recipe's smallest context or KV cache holds {most}",
+            f"the prompt {has} {tokens} tokens, but the recipe's smallest context or KV cache holds {most}",
             "prompt",
         )
 
