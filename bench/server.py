@@ -43,6 +43,8 @@ MOST_TOKENS = 400
 LOOK_S = 0.004
 LONG_PROMPT = "7" * 100_000
 CROWD, WAITING = 500, 64
+WARM_UP = 128
+"""Prompts after which it is known when batches had best start."""
 
 
 def prompts(count: int) -> list[str]:
@@ -53,19 +55,24 @@ def prompts(count: int) -> list[str]:
 async def in_process(concurrency: int, count: int) -> dict[str, float]:
     """Tokens per second, and CPU microseconds per token, of streams in the router's own process."""
     tokens = 0
-    async with Router(ROOT / RECIPE) as router:
+
+    async def work(router: Router, todo: Iterator[str]) -> None:
+        nonlocal tokens
+        for prompt in todo:
+            async for event in router.stream(prompt, max_tokens=MOST_TOKENS):
+                tokens += len(event.tokens)
+
+    async def answer(router: Router, count: int) -> None:
         todo = iter(prompts(count))
-
-        async def work() -> None:
-            nonlocal tokens
-            for prompt in todo:
-                async for event in router.stream(prompt, max_tokens=MOST_TOKENS):
-                    tokens += len(event.tokens)
-
-        wall, cpu = time.perf_counter(), time.process_time()
         async with anyio.create_task_group() as tasks:
             for _ in range(concurrency):
-                tasks.start_soon(work)
+                tasks.start_soon(work, router, todo)
+
+    async with Router(ROOT / RECIPE) as router:
+        await answer(router, WARM_UP)
+        tokens = 0
+        wall, cpu = time.perf_counter(), time.process_time()
+        await answer(router, count)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return {"tokens": tokens, "tokens_per_s": tokens / wall, "cpu_us_per_token": cpu / tokens * 1e6}
 
@@ -226,8 +233,8 @@ def measure(count: int) -> dict[str, Any]:
         own = uvloop.run(in_process(concurrency, count))
         result["concurrency"][concurrency] = {"in_process": own}
     with served() as server:
-        over_http(server, 16, 64)
         for concurrency in (16, 64):
+            over_http(server, concurrency, WARM_UP)
             http = over_http(server, concurrency, count)
             row = result["concurrency"][concurrency]
             row["http"] = http
@@ -246,7 +253,7 @@ def main() -> None:
     if sys.argv[1:2] == ["client"]:
         client(int(sys.argv[2]), int(sys.argv[3]))
         return
-    result = measure(int(sys.argv[1]) if sys.argv[1:] else 300)
+    result = measure(int(sys.argv[1]) if sys.argv[1:] else 500)
     for concurrency, row in result["concurrency"].items():
         for way in ("in_process", "http"):
             figures = row[way]
