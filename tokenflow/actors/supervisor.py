@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from tokenflow.actors.child import Launch
 from tokenflow.actors.process import Grants, WorkerProcess
-from tokenflow.errors import TokenflowError, WorkerDied
+from tokenflow.errors import ModelLoadError, TokenflowError, WorkerDied
 from tokenflow.wire.messages import Hello, Ready
 
 _FIRST_BACKOFF_S = 0.1
@@ -68,6 +68,7 @@ class Supervisor:
         self._worker = WorkerProcess(hello, launch, grant)
         self._settled = asyncio.Event()
         self._stopping = False
+        self._first: Ready
 
     @property
     def model(self) -> str:
@@ -92,6 +93,7 @@ class Supervisor:
         """
         facts = await self._worker.start(tasks)
         self._check(facts)
+        self._first = facts
         self._set(Condition.READY)
         return facts
 
@@ -143,13 +145,27 @@ class Supervisor:
     async def _restart(self, worker: WorkerProcess, tasks: TaskGroup) -> None:
         """Start a replacement; one that fails is dead, with the reason as its error."""
         try:
-            self._check(await worker.start(tasks))
+            facts = await worker.start(tasks)
+            self._check(facts)
+            self._refuse_less(facts)
         except TokenflowError as error:
             await worker.fail(error)
         except OSError as error:
             await worker.fail(WorkerDied(f"a worker of model {self.model!r} cannot be started: {error}"))
         else:
             self._set(Condition.READY)
+
+    def _refuse_less(self, facts: Ready) -> None:
+        """Requests are admitted by what the first worker had room for.
+
+        An engine that takes what is free may find less as long as its predecessor's memory is not back.
+        """
+        for what in ("kv_capacity", "max_requests", "context_length"):
+            now, first = getattr(facts, what), getattr(self._first, what)
+            if now < first:
+                raise ModelLoadError(
+                    f"the new worker of model {self.model!r} has a {what} of {now}, and the first had {first}"
+                )
 
     def _set(self, condition: Condition) -> None:
         self.condition = condition
