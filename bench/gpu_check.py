@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from tokenflow.errors import UnsupportedModel
 from tokenflow.router import Router
 from tokenflow.types import ModelConfig
 
+ROOT = Path(__file__).parents[1]
 PARTS = ("conformance", "steps", "recipe")
 TINY = Shape(layers=2, hidden=64, intermediate=128, heads=2, kv_heads=1, head_dim=64, vocab=512)
 PROMPT, KV_CACHE = 256, 32_768
@@ -77,7 +77,7 @@ def conformance(plan: Plan) -> Iterator[str]:
     try:
         done = subprocess.run(
             [*command, "--timeout", "120"],
-            cwd=Path(__file__).parents[1],
+            cwd=ROOT,
             capture_output=True,
             text=True,
             timeout=CONFORMANCE_S,
@@ -102,21 +102,29 @@ def step_times(plan: Plan, engines: Sequence[str], folders: dict[str, Path]) -> 
         for shape, folder in folders.items():
             for graphs in (True, False) if name == "sglang" and plan.device != "cpu" else (False,):
                 label = f"{name} {shape}{' CUDA graphs' if graphs else ''}"
-                with ProcessPoolExecutor(1, get_context("spawn")) as process:
-                    times = process.submit(_step_times, plan, name, folder, graphs)
-                    yield _row(label, times.result, "{:10.2f}")
+                yield _row(label, partial(_timed_apart, plan, name, folder, graphs), "{:10.2f}")
 
 
 def _row(label: str, measure: Callable[[], Sequence[float]], form: str) -> str:
     try:
         return f"{label:28}" + "".join(form.format(value) for value in measure())
     except Exception as error:
-        return f"{label:28}failed: {type(error).__name__}: {error}"
+        return f"{label:28}failed: {error}"
 
 
-def _step_times(plan: Plan, name: str, folder: Path, graphs: bool) -> list[float]:
-    engine = _engine(name, folder, plan, graphs)
-    return [_decode_ms(engine, batch, plan.steps) for batch in plan.batches]
+def _timed_apart(plan: Plan, name: str, folder: Path, graphs: bool) -> list[float]:
+    engine = ["--engine", name, "--model", str(folder), *(["--graphs"] if graphs else [])]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu_check", "--device", plan.device, *engine],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    times: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return times
 
 
 def _engine(name: str, folder: Path, plan: Plan, graphs: bool) -> Engine:
@@ -190,10 +198,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be repeated")
+    for one in ("--engine", "--model"):
+        parser.add_argument(one, help=argparse.SUPPRESS)
+    parser.add_argument("--graphs", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     plan = ON_GPU if arguments.device == "cuda" else ON_CPU
     if plan.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU here; --device cpu tries the check itself")
+    if arguments.engine:
+        engine = _engine(arguments.engine, Path(arguments.model), plan, arguments.graphs)
+        print(json.dumps([_decode_ms(engine, batch, plan.steps) for batch in plan.batches]))
+        return
     parts = arguments.part or PARTS
     name = torch.cuda.get_device_name() if plan.device == "cuda" else "CPU, small shapes"
     engines, missing = installed()

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from bench.gpu_check import ON_CPU, ON_GPU, TINY, recipe, step_times
+from bench.gpu_check import ON_CPU, ON_GPU, TINY, main, recipe, step_times
 from bench.shapes import write_model
 
-ROOT = Path(__file__).parents[1]
 PLAN = replace(ON_CPU, shapes={"0.6B": TINY, "8B": TINY}, steps=2, tokens=4)
 
 
@@ -22,22 +18,23 @@ def folders(tmp_path: Path) -> dict[str, Path]:
     return {name: write_model(tmp_path / name, shape) for name, shape in PLAN.shapes.items()}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_machine_without_a_gpu_is_told_in_one_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.gpu_check"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith(
-        "error: there is no GPU here; --device cpu tries the check itself"
-    )
+def test_a_machine_without_a_gpu_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["gpu_check"])
+    with pytest.raises(SystemExit) as refused:
+        main()
+    assert refused.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith("error: there is no GPU here; --device cpu tries the check itself")
 
 
 def test_steps_are_timed_and_one_that_fails_leaves_the_others_alone(folders: dict[str, Path]) -> None:
     (folders["0.6B"] / "model.safetensors").unlink()
     head, broken, timed = step_times(PLAN, ("torch",), folders)
     assert head.split() == ["decode", "step,", "ms", "batch", "1", "batch", "2"]
-    assert broken.startswith("torch 0.6B") and "failed: ModelLoadError: " in broken
+    assert broken.startswith("torch 0.6B") and "failed: tokenflow.errors.ModelLoadError: " in broken
     assert all(0 < float(value) < 1000 for value in timed.removeprefix("torch 8B").split())
 
 

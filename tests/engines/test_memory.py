@@ -130,7 +130,7 @@ def test_what_cannot_be_run_is_refused_for_its_own_reason(config: ModelConfig, t
     with pytest.raises(ModelLoadError, match="dtype must be auto or one of"):
         claim(replace(config, dtype="int8"))
     weights = Path(config.path) / "model.safetensors"
-    for broken in (b"", b"\x02\0\0\0\0\0\0\0[]", b'\x09\0\0\0\0\0\0\0{"a": {}}'):
+    for broken in (b"", b"\xff" * 20, b"\x02\0\0\0\0\0\0\0[]", b'\x09\0\0\0\0\0\0\0{"a": {}}'):
         weights.write_bytes(broken)
         with pytest.raises(ModelLoadError, match=r"model\.safetensors: cannot be read"):
             claim_of(config, CPU)

@@ -130,7 +130,7 @@ def stored_tensors(path: Path) -> Stored:
             for entry in header.values():
                 start, stop = entry["data_offsets"]
                 sizes[entry["dtype"]] += stop - start
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ModelLoadError(f"{file}: cannot be read: {error}") from error
     floats = Counter({name: sizes.pop(key, 0) // _BYTES[name] for key, name in _STORED.items()})
     return Stored(floats.most_common(1)[0][0], floats.total(), sizes.total())
