@@ -55,7 +55,7 @@ async def unexcused(
     faults = {index: judge(traces[index], answer) for index, answer in completions.items()}
     assert faults
     same = sum(
-        (trace.tokens, trace.models) == (completions[index].token_ids, completions[index].models)
+        difference(trace, completions[index].token_ids, completions[index].models) is None
         for index, trace in traces.items()
     )
     print(f"{case}, {concurrency} at once: {same} of {len(faults)} texts and traces are the reference's")
