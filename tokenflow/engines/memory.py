@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,23 @@ _CPU_CACHE_SHARE, _CPU_CACHE_MOST = 4, 8 * 2**30
 """A CPU's memory is the machine's: KV caches take a part of what is free, within reason."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_HEAD = "lm_head.weight"
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def claim_of(config: ModelConfig, device: torch.device, ranks: int = 1) -> Claim:
+Packs = Callable[[int, torch.dtype, torch.device], bool]
+"""Whether an engine keeps a matrix of so many elements in a layout of its own."""
+
+
+def claim_of(
+    config: ModelConfig, device: torch.device, ranks: int = 1, *, packs: Packs = lambda *_: False
+) -> Claim:
     """What a dense decoder in Hugging Face layout takes, read from its files; nothing is loaded.
 
     :param device: the first device that it runs on.
     :param ranks: how many GPUs, from that one on, share the model.
+    :param packs: a matrix that the engine packs and needs as it is as well, it has twice: a tied head.
     :raises ModelLoadError: if its files do not say.
     """
     path = Path(config.path)
@@ -39,7 +48,8 @@ def claim_of(config: ModelConfig, device: torch.device, ranks: int = 1) -> Claim
         context = config.context_length or raw["max_position_embeddings"]
     except KeyError as error:
         raise ModelLoadError(f"{path / 'config.json'}: {error} is missing") from error
-    stored, stored_bytes = _stored(path)
+    tied, head = bool(raw.get("tie_word_embeddings")), raw.get("vocab_size", 0) * raw.get("hidden_size", 0)
+    stored, stored_bytes = _stored(path, unused=_HEAD if tied else "")
     dtype = stored if config.dtype == "auto" else config.dtype
     if dtype not in _BYTES:
         raise ModelLoadError(f"dtype must be auto or one of {', '.join(_BYTES)}, got {dtype!r}")
@@ -47,6 +57,8 @@ def claim_of(config: ModelConfig, device: torch.device, ranks: int = 1) -> Claim
     ranks = ranks if device.type == "cuda" else 1
     token_bytes = 2 * layers * -(-kv_heads // ranks) * head_dim * width
     weights = stored_bytes * width // _BYTES[stored] // ranks
+    if tied and packs(head, getattr(torch, dtype), device):
+        weights += head * width
     shares = [
         _share(torch.device("cuda", (device.index or 0) + rank) if device.type == "cuda" else device)
         for rank in range(ranks)
@@ -93,8 +105,8 @@ def _text_config(path: Path) -> dict[str, Any]:
     return {**raw, **raw.get("text_config", {})}
 
 
-def _stored(path: Path) -> tuple[str, int]:
-    """The dtype of a checkpoint's first tensor, and the bytes of all its tensors."""
+def _stored(path: Path, unused: str) -> tuple[str, int]:
+    """The dtype of a checkpoint's first tensor, and the bytes of all its tensors but ``unused``."""
     files = sorted(path.glob("*.safetensors"))
     total, dtype = 0, "float32"
     for file in files:
@@ -104,9 +116,12 @@ def _stored(path: Path) -> tuple[str, int]:
                 header = json.loads(opened.read(length))
             except ValueError as error:
                 raise ModelLoadError(f"{file}: cannot be read: {error}") from error
-        total += file.stat().st_size - 8 - length
-        tensors = (entry["dtype"] for name, entry in header.items() if name != "__metadata__")
-        dtype = _STORED.get(next(tensors, "F32"), dtype)
+        tensors = [entry for name, entry in header.items() if name not in ("__metadata__", unused)]
+        for entry in tensors:
+            start, end = entry["data_offsets"]
+            total += end - start
+        if tensors:
+            dtype = _STORED.get(tensors[0]["dtype"], dtype)
     if not files:
         raise ModelLoadError(f"{path}: no safetensors files found; only safetensors weights are read")
     return dtype, total
