@@ -84,12 +84,12 @@ def main() -> int:
     parser.add_argument("--cancels", type=int, default=5000)
     parser.add_argument("--seconds", type=float, default=300.0, help="of the soak")
     options = parser.parse_args()
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     rows = []
     for name in options.scenario or [name for name in SCENARIOS if name != "soak"]:
         row = run(name, options)
         print(row, flush=True)
         rows.append(row)
+        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         kept[name] = {"ok": row.ok, "seed": options.seed, "took_s": round(row.seconds, 1), **row.facts}
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     return 0 if all(row.ok for row in rows) else 1
