@@ -187,6 +187,13 @@ async def test_a_replacement_with_less_room_than_the_first_is_replaced_as_well(
     assert watched.conditions.count(Condition.RESTARTING) == 2
 
 
+async def test_a_first_worker_that_cannot_be_started_is_no_bare_error_of_the_system() -> None:
+    watched = Watched(Scripts("no process"))
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(WorkerDied, match=r"^a worker of model 'slm' cannot be started: \[Errno 11\]"):
+            await watched.supervisor.start(tasks)
+
+
 async def test_a_stop_during_the_back_off_starts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenflow.actors.supervisor._FIRST_BACKOFF_S", 60.0)
     scripts = Scripts(SERVE, DIES)

@@ -9,14 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from tests.engines.tiny import CONTEXT, edit_config, make_model
+from tests.engines.tiny import CONTEXT, VOCAB, edit_config, make_model
 from tests.recipes import ENGINE
 from tokenflow.engines import memory
 from tokenflow.engines.load import claim
 from tokenflow.engines.memory import alone, available_bytes, claim_of, stored_tensors
 from tokenflow.engines.torch import TorchEngine
+from tokenflow.engines.torch.linear import packs
+from tokenflow.engines.torch.weights import Weights
 from tokenflow.errors import ModelLoadError, ModelNotFound, UnsupportedModel
 from tokenflow.types import ModelConfig
 from tokenflow.wire.messages import Claim, DeviceShare
@@ -31,16 +33,47 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     return ModelConfig(path=str(make_model(tmp_path)), device="cpu", max_requests=3)
 
 
+def _held(weights: Weights) -> int:
+    """Bytes of all matrices, one that two share once."""
+    matrices = [m for layer in weights.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    tensors = {id(t): t for t in (weights.embed, *(m._weight for m in (weights.head, *matrices)))}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 def test_weights_and_cache_are_what_the_engine_really_takes(config: ModelConfig) -> None:
     (share,) = claim(config).shares
     engine = TorchEngine(config)
-    weights = engine._weights
-    matrices = [m for layer in weights.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    tensors = [weights.embed, *(matrix._weight for matrix in (weights.head, *matrices))]
-    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    held = _held(engine._weights)
     assert 0 <= share.weights - held < 0.05 * held
     assert share.token == 2 * 2 * 2 * 16 * 4
     assert engine.info.kv_capacity == alone(claim(config)) == 3 * CONTEXT
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("vocab", [VOCAB, 2**13])
+def test_a_tied_head_that_is_packed_is_there_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: int, dtype: str
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: FREE)
+    path = make_model(tmp_path, vocab_size=vocab, tie_word_embeddings=True)
+    config = ModelConfig(path=str(path), device="cpu", dtype=dtype)
+    weights = TorchEngine(config)._weights
+    (share,) = claim(config).shares
+    held = _held(weights)
+    twice = weights.head._weight is not weights.embed
+    assert twice == packs(weights.embed.numel(), weights.embed.dtype, CPU)
+    assert twice or vocab == VOCAB or dtype != "float32", "the test does not test"
+    assert 0 <= share.weights - held < 0.05 * held
+
+
+def test_a_head_that_is_stored_though_it_is_tied_takes_nothing(tmp_path: Path) -> None:
+    config = ModelConfig(path=str(make_model(tmp_path, tie_word_embeddings=True)), device="cpu")
+    (before,) = claim(config).shares
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
+    (after,) = claim(config).shares
+    assert after.weights == before.weights
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("auto", 4), ("float32", 4), ("bfloat16", 2), ("float16", 2)])

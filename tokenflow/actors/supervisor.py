@@ -89,10 +89,9 @@ class Supervisor:
         """Start the first worker; whatever is wrong with it is raised.
 
         :raises ModelLoadError: if the model cannot be loaded, or does not fit the recipe.
-        :raises WorkerDied: if the process ends while loading.
+        :raises WorkerDied: if the process cannot be started, or ends while loading.
         """
-        facts = await self._worker.start(tasks)
-        self._check(facts)
+        facts = await self._start(self._worker, tasks)
         self._first = facts
         self._set(Condition.READY)
         return facts
@@ -145,15 +144,19 @@ class Supervisor:
     async def _restart(self, worker: WorkerProcess, tasks: TaskGroup) -> None:
         """Start a replacement; one that fails is dead, with the reason as its error."""
         try:
-            facts = await worker.start(tasks)
-            self._check(facts)
-            self._refuse_less(facts)
+            self._refuse_less(await self._start(worker, tasks))
         except TokenflowError as error:
             await worker.fail(error)
-        except OSError as error:
-            await worker.fail(WorkerDied(f"a worker of model {self.model!r} cannot be started: {error}"))
         else:
             self._set(Condition.READY)
+
+    async def _start(self, worker: WorkerProcess, tasks: TaskGroup) -> Ready:
+        try:
+            facts = await worker.start(tasks)
+        except OSError as error:
+            raise WorkerDied(f"a worker of model {self.model!r} cannot be started: {error}") from None
+        self._check(facts)
+        return facts
 
     def _refuse_less(self, facts: Ready) -> None:
         """Requests are admitted by what the first worker had room for.

@@ -81,9 +81,10 @@ def claim(config: ModelConfig) -> Claim:
         place_of(config.device, config.tensor_parallel - 1)
         return claim_of(config, device, config.tensor_parallel)
     from tokenflow.engines.torch.config import read_spec
+    from tokenflow.engines.torch.linear import packs
 
     read_spec(Path(config.path), config.context_length)
-    return claim_of(config, device_of(config.device))
+    return claim_of(config, device_of(config.device), packs=packs)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,15 +21,23 @@ _CPU_CACHE_SHARE, _CPU_CACHE_MOST = 4, 8 * 2**30
 """A CPU's memory is the machine's: KV caches take a part of what is free, within reason."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_HEAD = "lm_head.weight"
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def claim_of(config: ModelConfig, device: torch.device, ranks: int = 1) -> Claim:
+Packs = Callable[[int, torch.dtype, torch.device], bool]
+"""Whether an engine keeps a matrix of so many elements in a layout of its own."""
+
+
+def claim_of(
+    config: ModelConfig, device: torch.device, ranks: int = 1, *, packs: Packs = lambda *_: False
+) -> Claim:
     """What a decoder in Hugging Face layout takes, read from its files; nothing is loaded.
 
     :param device: the first device that it runs on.
     :param ranks: how many GPUs, from that one on, share the model.
+    :param packs: a matrix that the engine packs and needs as it is as well, it has twice: a tied head.
     :raises ModelLoadError: if its files do not say.
     """
     path = Path(config.path)
@@ -40,12 +48,16 @@ def claim_of(config: ModelConfig, device: torch.device, ranks: int = 1) -> Claim
         context = config.context_length or raw["max_position_embeddings"]
     except KeyError as error:
         raise ModelLoadError(f"{path / 'config.json'}: {error} is missing") from error
-    stored = stored_tensors(path)
+    tied, head = bool(raw.get("tie_word_embeddings")), raw.get("vocab_size", 0) * raw.get("hidden_size", 0)
+    stored = stored_tensors(path, unused=_HEAD if tied else "")
     dtype = stored.dtype if config.dtype == "auto" else config.dtype
     if dtype not in _BYTES:
         raise ModelLoadError(f"dtype must be auto or one of {', '.join(_BYTES)}, got {dtype!r}")
-    token_bytes = entry * _BYTES[dtype]
-    weights = (stored.floats * _BYTES[dtype] + stored.other_bytes) // ranks
+    width = _BYTES[dtype]
+    token_bytes = entry * width
+    weights = (stored.floats * width + stored.other_bytes) // ranks
+    if tied and packs(head, getattr(torch, dtype), device):
+        weights += head * width
     shares = [
         _share(torch.device("cuda", (device.index or 0) + rank) if device.type == "cuda" else device)
         for rank in range(ranks)
@@ -84,7 +96,6 @@ def available_bytes() -> int:
 
 
 def _text_config(path: Path) -> dict[str, Any]:
-    """``config.json``, or what it says of the text part of a model; :raises ModelLoadError: without one."""
     file = path / "config.json"
     try:
         raw: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -116,8 +127,12 @@ class Stored(NamedTuple):
     other_bytes: int
 
 
-def stored_tensors(path: Path) -> Stored:
-    """Read from the headers of the files; :raises ModelLoadError: if there are none, or broken ones."""
+def stored_tensors(path: Path, unused: str = "") -> Stored:
+    """Read from the headers of the files.
+
+    :param unused: a tensor that is not loaded.
+    :raises ModelLoadError: if there are no files, or broken ones.
+    """
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise ModelLoadError(f"{path}: no safetensors files found; only safetensors weights are read")
@@ -126,10 +141,10 @@ def stored_tensors(path: Path) -> Stored:
         try:
             with file.open("rb") as opened:
                 header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-            header.pop("__metadata__", None)
-            for entry in header.values():
-                start, stop = entry["data_offsets"]
-                sizes[entry["dtype"]] += stop - start
+            for name, entry in header.items():
+                if name not in ("__metadata__", unused):
+                    start, stop = entry["data_offsets"]
+                    sizes[entry["dtype"]] += stop - start
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ModelLoadError(f"{file}: cannot be read: {error}") from error
     floats = Counter({name: sizes.pop(key, 0) // _BYTES[name] for key, name in _STORED.items()})
