@@ -8,7 +8,8 @@ that come after the last are healthy.  A life may hold
 ``die_at``       a step: exit code 9   ``kill_at``       a step: SIGKILL
 ``hang_at``      a step: never ends    ``stop_at``       a step: SIGSTOP
 ``raise_at``     a step: EngineError   ``oom_at``        a step: out of memory
-``nan_at``       a step: NaN logits    ``garbage_at``    a step: its answer is no message
+``no_memory_at`` a step: MemoryError   ``garbage_at``    a step: its answer is no message
+``nan_at``       a step: NaN logits
 ``stray_at``     a step: its answer is about somebody else
 ``slow_s``       seconds that every step takes longer
 ``poison``       a token id: a step that feeds it ends the process
@@ -164,6 +165,10 @@ def _run_out_of_memory() -> None:
     raise torch.OutOfMemoryError("chaos: tried to allocate 1 GiB")
 
 
+def _run_out_of_all_memory() -> None:
+    raise MemoryError("chaos: not a byte is left")
+
+
 def _send_garbage() -> None:
     """The next answer is no message."""
     loop.encode = lambda message: b"\xff\xff\xff\xff"
@@ -186,6 +191,7 @@ FAULTS = {
     "stop_at": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "raise_at": _fail,
     "oom_at": _run_out_of_memory,
+    "no_memory_at": _run_out_of_all_memory,
     "garbage_at": _send_garbage,
     "stray_at": _send_stray,
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from tests.faults.recipes import chaos_pair
 from tests.test_router import Log, expected_pair
-from tokenflow.errors import WorkerDied
+from tokenflow.errors import ModelLoadError, WorkerDied
 from tokenflow.router import Router
 from tokenflow.types import Completion
 
@@ -33,6 +35,7 @@ async def answers(router: Router) -> list[tuple[list[int], list[str]]]:
         ({"kill_at": 4}, "ended with signal 9 (SIGKILL)"),
         ({"raise_at": 3}, "model 'slm': chaos: raises"),
         ({"oom_at": 1}, "model 'slm': OutOfMemoryError: chaos: tried to allocate 1 GiB"),
+        ({"no_memory_at": 2}, "model 'slm': MemoryError: chaos: not a byte is left"),
         ({"garbage_at": 6}, "after a frame of 4294967295 bytes was announced"),
         ({"stray_at": 2}, "model 'slm' was asked for ["),
         ({"hang_at": 5}, "after no answer within 0.5 s; its last words:"),
@@ -97,6 +100,43 @@ async def test_a_request_of_which_workers_die_fails_and_its_neighbours_do_not(tm
         caught.value
     )
     assert "chaos: poisoned" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("life", "error", "said"),
+    [
+        (
+            {"die_loading": 7},
+            WorkerDied,
+            r"ended with exit code 7; its last words:\n  chaos: dies while loading",
+        ),
+        ({"fail_loading": "no such weights"}, ModelLoadError, "^model 'llm': no such weights$"),
+        ({"hang_loading": True}, WorkerDied, "after no answer within 1 s; its last words:(?s:.*) in _hang"),
+    ],
+    ids=["dies", "fails", "hangs"],
+)
+async def test_a_model_that_does_not_load_is_an_error_within_seconds(
+    life: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(5):
+        with pytest.raises(error, match=said):
+            async with Router(chaos_pair(tmp_path, llm=[life], load_timeout=1.0)):
+                pass
+
+
+async def test_a_death_while_nothing_ran_is_held_against_no_request(tmp_path: Path) -> None:
+    """With it, the request would have seen four deaths in a row, and be taken for their cause."""
+    recipe = chaos_pair(tmp_path, slm=[{}, *[{"die_at": 1}] * 3])
+    async with Router(recipe) as router:
+        assert router._system is not None
+        supervisor = router._system.actors[1].supervisor
+        first = await supervisor.ready()
+        os.kill(first.pid, signal.SIGKILL)
+        await first.died.wait()
+        await supervisor.ready()
+        answer = await router.generate(PROMPTS[0], max_tokens=24)
+        assert (answer.token_ids, answer.models) == EXPECTED[0]
+        assert supervisor.restarts == 4
 
 
 async def test_a_worker_that_cannot_be_replaced_at_once_is_tried_again(

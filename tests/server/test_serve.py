@@ -73,6 +73,21 @@ async def client_of(server: Process) -> Client:
     return Client(int((await server.until("ready in")).rsplit(":", 1)[1]))
 
 
+async def test_a_server_whose_log_nobody_reads_any_more_drains_as_any_other() -> None:
+    async with running("--access-log") as server:
+        client = await client_of(server)
+        await server.until("try: curl")
+        async with client.open("POST", "/v1/completions", SHORT) as stream:
+            assert await stream.head() == 200
+            server.process._transport.get_pipe_transport(2).close()  # type: ignore[attr-defined]
+            server.process.send_signal(signal.SIGTERM)
+            body = await body_of(stream)
+        assert body.count(b'"finish_reason":"length"') == 1
+        assert body.endswith(b"data: [DONE]\n\n")
+        # What could not be written is still to be flushed when Python exits, which makes its 0 a 120.
+        assert await server.process.wait() in (0, 120)
+
+
 async def test_a_server_keeps_its_settings_and_lets_open_streams_end(tmp_path: Path) -> None:
     args = ["--served-model-name", "demo", "--max-model-len", "960", "--access-log", "--api-key", "k1"]
     async with running(*args, env={"TOKENFLOW_API_KEY": "k2", "TOKENFLOW_DRAIN_TIMEOUT": "40"}) as server:

@@ -177,6 +177,9 @@ class ModelActor:
         loop = asyncio.get_running_loop()
         while True:
             batch = self._isolate(await self._mailbox.take(self._slots))
+            if worker.error is not None:  # it died while nobody asked for anything: of nobody's request
+                self._put_back(batch)
+                return
             step = self._held.step(batch)
             answer = worker.step(step)
             self._batching.began(self.model.code, len(batch))
@@ -203,10 +206,12 @@ class ModelActor:
         suspect = next((sequence for sequence in batch if sequence.deaths >= _SUSPICIOUS_DEATHS), None)
         if suspect is None:
             return batch
-        for sequence in batch:
-            if sequence is not suspect:
-                self._mailbox.put(sequence, urgent=True)
+        self._put_back([sequence for sequence in batch if sequence is not suspect])
         return [suspect]
+
+    def _put_back(self, batch: list[Sequence]) -> None:
+        for sequence in batch:
+            self._mailbox.put(sequence, urgent=True)
 
     def _lost(self, batch: list[Sequence], step: Step, error: TokenflowError) -> None:
         """The worker died during a step: its requests run again, from what is committed of them."""

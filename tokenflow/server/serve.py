@@ -285,4 +285,6 @@ def _example(service: Service, address: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"tokenflow serve: {text}", file=sys.stderr, flush=True)
+    # Clients do not suffer for a disk that is full, or a reader that is gone.
+    with contextlib.suppress(OSError):
+        print(f"tokenflow serve: {text}", file=sys.stderr, flush=True)
