@@ -137,6 +137,8 @@ def api_error(error: Exception) -> ApiError:
             return error
         case InvalidRequest():
             code = "context_length_exceeded" if isinstance(error, ContextTooLong) else "invalid_value"
+            if code == "context_length_exceeded":  # clients know it by these words
+                return invalid(f"this model's maximum context length is exceeded: {error}", error.param, code)
             return invalid(str(error), error.param, code)
         case RequestCancelled() | RouterClosed():
             return not_ready(_first_line(error))
