@@ -14,7 +14,7 @@ that come after the last are healthy.  A life may hold
 ``slow_s``       seconds that every step takes longer
 ``poison``       a token id: a step that feeds it ends the process
 ``nan_token``    a token id: logits of requests that have it are NaN
-``hang_loading`` true: loading never ends
+``hang_loading`` true: loading never ends   ``die_scoring`` true: it dies of the first prompt to score
 
 Steps count from 1 in each life.  ``books`` in the same directory is written after every change: how many
 slots are open, and how many tokens they hold; ``blocks`` is how many blocks of memory Python had allocated
@@ -129,6 +129,8 @@ class ChaosEngine:
         self._write_books()
 
     def score(self, tokens: Sequence[int], top: int = 0) -> Scores:
+        if "die_scoring" in self._life:
+            _die()
         return self._engine.score(tokens, top)
 
     def close(self) -> None:
