@@ -36,10 +36,10 @@ test-debug: $(VENV)/.dev ## Set up, then run what is concurrent with asyncio's c
 	PYTHONASYNCIODEBUG=1 $(BIN)/python -m pytest -p tests.strict $(CONCURRENT) --numprocesses=2 --timeout=300
 
 exact: $(VENV)/.dev ## Set up, then compare routed output with a naive reference over the whole matrix (long)
-	$(BIN)/python -m pytest tests/exact/test_matrix.py --timeout=3600 --numprocesses=2
+	$(BIN)/python -m pytest -raP tests/exact/test_matrix.py --timeout=3600 --numprocesses=2
 
 algorithms: $(VENV)/.dev ## Set up, then compare every algorithm in every form with its reference (longer)
-	$(BIN)/python -m pytest tests/exact/test_algorithms.py --timeout=3600 --numprocesses=2
+	$(BIN)/python -m pytest -raP tests/exact/test_algorithms.py --timeout=3600 --numprocesses=2
 
 clients: $(VENV)/.dev $(VENV)-clients/.made ## Set up, then let LangChain, LiteLLM and lm-eval ask a server (long)
 	TOKENFLOW_PYTHON=$(abspath $(BIN))/python $(VENV)-clients/bin/python -m pytest tests/clients --timeout=900 \
@@ -49,7 +49,7 @@ test-sglang: $(VENV_SGLANG)/.installed ## Set up, then run the tests that need S
 	$(PYTEST_SGLANG) tests/sglang --numprocesses=2
 
 exact-sglang: $(VENV_SGLANG)/.installed ## Set up, then compare algorithms on SGLang with their references (longer)
-	$(PYTEST_SGLANG) tests/exact/test_sglang.py --timeout=3600
+	$(PYTEST_SGLANG) -raP tests/exact/test_sglang.py --timeout=3600
 
 lint: $(VENV)/.dev ## Set up, then ruff and mypy only
 	$(BIN)/ruff check
