@@ -33,6 +33,7 @@ from bench.scenarios.setup import (
     undisturbed,
 )
 from bench.scenarios.trend import trend
+from tokenflow.dsl.ir import RecipeIR
 from tokenflow.errors import ContextTooLong, NonFiniteLogits, RequestCancelled, RouteFailed
 from tokenflow.response import Response
 from tokenflow.router import Router
@@ -200,6 +201,14 @@ async def mixed(options: argparse.Namespace) -> dict[str, Any]:
     return {"good": len(good), "different": 0, "failed": kinds}
 
 
+def allocated(recipe: RecipeIR, process: str) -> int:
+    """Blocks of memory that Python holds: in this process, or in a worker when it last said so."""
+    if process == "router":
+        return sys.getallocatedblocks()
+    said = Path(recipe.model(process).config.path) / "blocks"
+    return int(said.read_text()) if said.exists() else 0
+
+
 def tenths(values: Sequence[float]) -> list[float]:
     """What was measured at the start, after a tenth of the time, and so on to the end."""
     last = len(values) - 1
@@ -212,13 +221,14 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
     asked = questions(64, options.seed)
     expected = await undisturbed(asked)
     # Arrays of numbers: what is measured must not grow by being measured.
-    times, blocks = array("d"), array("d")
+    times = array("d")
     with tempfile.TemporaryDirectory() as folder:
         recipe = demo(Path(folder), kv_cache=12 * 300, max_requests=16)
         async with Router(recipe) as router:
             processes = {"router": psutil.Process()}
             processes |= {name: psutil.Process(victim.pid) for name, victim in supervisors(router).items()}
             rss = {name: array("d") for name in processes}
+            objects = {name: array("d") for name in processes}
             started = time.monotonic()
             async with load(router, asked, expected, 16) as counts:
                 number = 0
@@ -226,16 +236,16 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
                     if now >= len(times) * SAMPLE_S:
                         gc.collect()
                         times.append(now)
-                        blocks.append(sys.getallocatedblocks())
                         for name, process in processes.items():
                             rss[name].append(process.memory_info().rss / 2**20)
+                            objects[name].append(allocated(recipe, name))
                     await cancelled(router, asked[number % len(asked)], number, dice)
                     number += 1
     require(not counts["lost"] and not counts["wrong"], f"requests were lost or changed: {dict(counts)}")
     trends = {name: trend(times, values) for name, values in rss.items()}
     verdicts = {name: found.verdict(FLAT_MIB) for name, found in trends.items()}
-    objects = trend(times, blocks)
-    verdicts["router's objects"] = objects.verdict(FLAT_BLOCKS)
+    held = {name: trend(times, values) for name, values in objects.items()}
+    verdicts |= {f"objects of {name}": found.verdict(FLAT_BLOCKS) for name, found in held.items()}
     facts = {
         "seconds": options.seconds,
         "answered": counts["answered"],
@@ -244,7 +254,7 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
         "different": counts["wrong"],
         "rss_mib": {name: [round(value, 1) for value in tenths(values)] for name, values in rss.items()},
         "slope_mib_per_hour": {name: str(found) for name, found in trends.items()},
-        "slope_router_objects_per_hour": str(objects),
+        "slope_objects_per_hour": {name: str(found) for name, found in held.items()},
         "flat_below": {"mib_per_hour": FLAT_MIB, "objects_per_hour": FLAT_BLOCKS},
         "verdict": verdicts,
     }

@@ -14,10 +14,11 @@ that come after the last are healthy.  A life may hold
 ``slow_s``       seconds that every step takes longer
 ``poison``       a token id: a step that feeds it ends the process
 ``nan_token``    a token id: logits of requests that have it are NaN
-``hang_loading`` true: loading never ends
+``hang_loading`` true: loading never ends   ``die_scoring`` true: it dies of the first prompt to score
 
 Steps count from 1 in each life.  ``books`` in the same directory is written after every change: how many
-slots are open, and how many tokens they hold.
+slots are open, and how many tokens they hold; ``blocks`` is how many blocks of memory Python had allocated
+some steps ago.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +45,7 @@ from tokenflow.wire.channel import encode
 from tokenflow.wire.messages import StepDone
 from tokenflow.worker import loop
 
+_BLOCKS_EVERY = 50
 ENGINE = f"{Path(__file__)}:ChaosEngine"
 
 
@@ -92,6 +95,8 @@ class ChaosEngine:
         for extend in extends:
             self._held[extend.slot] = self._engine.length(extend.slot)
         self._write_books()
+        if self._steps % _BLOCKS_EVERY == 0:
+            self._write("blocks", sys.getallocatedblocks())
         output = self._spoil(extends, output)
         if self._life.get("nan_at") == self._steps:
             return StepOutput(torch.full_like(output.logits, torch.nan), output.hidden)
@@ -124,6 +129,8 @@ class ChaosEngine:
         self._write_books()
 
     def score(self, tokens: Sequence[int], top: int = 0) -> Scores:
+        if "die_scoring" in self._life:
+            _die()
         return self._engine.score(tokens, top)
 
     def close(self) -> None:
@@ -134,9 +141,13 @@ class ChaosEngine:
         self._write_books()
 
     def _write_books(self) -> None:
-        whole = self._folder / "books.new"
-        whole.write_text(json.dumps({"open": len(self._held), "tokens": sum(self._held.values())}))
-        whole.rename(self._folder / "books")
+        self._write("books", {"open": len(self._held), "tokens": sum(self._held.values())})
+
+    def _write(self, name: str, what: object) -> None:
+        """As a whole: whoever reads gets the last or this one."""
+        whole = self._folder / f"{name}.new"
+        whole.write_text(json.dumps(what))
+        whole.rename(self._folder / name)
 
 
 def _next_life(folder: Path, lives: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

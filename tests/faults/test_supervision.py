@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.recipes import chaos_pair
 from tests.test_router import Log, expected_pair
-from tokenflow.errors import ModelLoadError, WorkerDied
+from tokenflow.errors import DeadlyRequest, ModelLoadError, WorkerDied
 from tokenflow.router import Router
 from tokenflow.types import Completion
 
@@ -93,7 +93,7 @@ async def test_a_request_of_which_workers_die_fails_and_its_neighbours_do_not(tm
     recipe = chaos_pair(tmp_path, slm=[{"poison": poison}] * 20)
     async with Router(recipe) as router:
         good = asyncio.gather(*(router.generate(prompt, max_tokens=24) for prompt in PROMPTS))
-        with pytest.raises(WorkerDied) as caught:
+        with pytest.raises(DeadlyRequest) as caught:
             await router.generate([1, poison], max_tokens=4)
         assert [(answer.token_ids, answer.models) for answer in await good] == EXPECTED
     assert "4 workers of model 'slm' in a row died while they ran this request at output position 0" in str(
@@ -122,6 +122,29 @@ async def test_a_model_that_does_not_load_is_an_error_within_seconds(
         with pytest.raises(error, match=said):
             async with Router(chaos_pair(tmp_path, llm=[life], load_timeout=1.0)):
                 pass
+
+
+async def test_a_prompt_is_scored_by_the_next_worker_and_by_no_third(tmp_path: Path) -> None:
+    async def score(router: Router) -> list[float | None]:
+        return [token.logprob for token in await router.score(PROMPTS[0], member="slm")]
+
+    (tmp_path / "calm").mkdir()
+    async with Router(chaos_pair(tmp_path / "calm")) as router:
+        calm = await score(router)
+    recipe = chaos_pair(tmp_path, slm=[*[{"die_scoring": True}] * 2, {}, {"die_scoring": True}])
+    async with Router(recipe) as router:
+        assert router._system is not None
+        supervisor = router._system.actors[1].supervisor
+        with pytest.raises(
+            DeadlyRequest, match=r"^two workers of model 'slm' died while they scored this prompt"
+        ):
+            await score(router)
+        assert await score(router) == calm
+        third = await supervisor.ready()
+        os.kill(third.pid, signal.SIGKILL)
+        await third.died.wait()
+        assert await score(router) == calm
+        assert supervisor.restarts == 4
 
 
 async def test_a_death_while_nothing_ran_is_held_against_no_request(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 from tests.server.client import Client, Exchange
+from tokenflow.server.serve import raise_file_limit
 
 pytestmark = pytest.mark.anyio
 
@@ -86,6 +88,21 @@ async def test_a_server_whose_log_nobody_reads_any_more_drains_as_any_other() ->
         assert body.endswith(b"data: [DONE]\n\n")
         # What could not be written is still to be flushed when Python exits, which makes its 0 a 120.
         assert await server.process.wait() in (0, 120)
+
+
+def test_a_server_may_open_as_many_files_as_its_user() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(list(Path("/proc/self/fd").iterdir())) + 50
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
+        raise_file_limit()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert hard == limits[1]
+        assert few < soft <= hard
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_a_server_keeps_its_settings_and_lets_open_streams_end(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.supervisor import Supervisor
 from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
-from tokenflow.errors import ProtocolError, RouteFailed, TokenflowError, WorkerDied, rebuild
+from tokenflow.errors import DeadlyRequest, ProtocolError, RouteFailed, TokenflowError, WorkerDied, rebuild
 from tokenflow.types import FinishReason
 from tokenflow.wire.messages import RowDone, Step, StepDone
 
@@ -224,7 +224,7 @@ class ModelActor:
                     f"{sequence.deaths} workers of model {self.model.name!r} in a row died while they ran "
                     f"this request at output position {sequence.output_tokens}; the last: {error}"
                 )
-                self._system.finish(sequence, error=WorkerDied(message))
+                self._system.finish(sequence, error=DeadlyRequest(message))
             else:
                 self._mailbox.put(sequence, urgent=True)
 

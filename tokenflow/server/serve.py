@@ -41,9 +41,9 @@ from tokenflow.server.transport import sole
 
 _EXIT_OK, _EXIT_FAILURE, _EXIT_USAGE, _EXIT_INTERRUPT = 0, 1, 2, 130
 _BACKLOG = 2048
+_FILES = 65536
 _KEEP_ALIVE_S = 75
 _DELAY_SAMPLE_S = 0.02
-_MOST_FILES = 2**16
 _FAREWELL_S = 3
 """What a client that does not read gets to take its last event."""
 
@@ -56,7 +56,7 @@ def serve(args: argparse.Namespace) -> int:
     try:
         chosen = options(args)
         _log(chosen)
-        _allow_connections()
+        raise_file_limit()
         recipe = limited(load_recipe(args.recipe, args.overrides), chosen.max_model_len)
         with listening(chosen) as (sock, address), asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_serve(recipe, chosen, sock, address))
@@ -68,6 +68,14 @@ def serve(args: argparse.Namespace) -> int:
     except (TokenflowError, OSError) as error:
         _say(str(error))
         return _EXIT_FAILURE
+
+
+def raise_file_limit() -> None:
+    """Let the process open as many files as it may: if clients use them all up, no worker can be replaced."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def limited(recipe: RecipeIR, max_model_len: int | None) -> RecipeIR:
@@ -246,14 +254,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
-
-
-def _allow_connections() -> None:
-    """Connections are files, of which shells allow few by default."""
-    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
-    if allowed != resource.RLIM_INFINITY and allowed < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _remove_stale(path: Path) -> None:
