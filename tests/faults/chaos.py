@@ -23,6 +23,7 @@ some steps ago.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -96,6 +97,8 @@ class ChaosEngine:
             self._held[extend.slot] = self._engine.length(extend.slot)
         self._write_books()
         if self._steps % _BLOCKS_EVERY == 0:
+            # Free lists, of up to 2,000 tuples of each length, are emptied by a collection only.
+            gc.collect()
             self._write("blocks", sys.getallocatedblocks())
         output = self._spoil(extends, output)
         if self._life.get("nan_at") == self._steps:
