@@ -77,6 +77,12 @@ class Batching:
         """B: how many requests model ``code`` waits for now."""
         return self.policy.thresholds[self._index[code]]
 
+    def least(self, code: int) -> int:
+        """With how many requests model ``code`` may start again and again; 0 if that has to be seen."""
+        if self._scheduler.looks_ahead and self._scheduler.others_run(self._index[code]):
+            return 0
+        return self.threshold(code)
+
     def follow(self, active: Collection[Sequence], whole: bool) -> None:
         """The requests that are active have changed, or where they can still go.
 
@@ -100,10 +106,15 @@ class Batching:
         self._scheduler.began(self._index[code], batch)
         if self._poller is not None:
             self._poller.start()
+        self._look_again(code)
 
     def ended(self, code: int) -> None:
         """Model ``code`` is idle; its requests are about to be settled."""
         self._scheduler.ended(self._index[code])
+        self._look_again(code)
+
+    def _look_again(self, code: int) -> None:
+        """What model ``code`` does lets others start, or wait."""
         if self._scheduler.looks_ahead:
             for other, queue in self._queues.items():
                 if other != code:

@@ -63,6 +63,21 @@ class Ledger:
             self._held[request] = held = self._same_blocks(length)
             self._book(held, 1)
 
+    def reserve(self, request: int, length: int) -> bool:
+        """Book ``length`` tokens for a request that may grow so far unseen, if there is room for them now."""
+        held = self._held[request]
+        if length in held:
+            return True
+        longer = self._same_blocks(length)
+        self._book(held, -1)
+        self._book(longer, 1)
+        if self.overdrawn:
+            self._book(longer, -1)
+            self._book(held, 1)
+            return False
+        self._held[request] = range(held.start, longer.stop)
+        return True
+
     def use(self) -> list[tuple[int, int]]:
         """Tokens booked and tokens there are, per model in the order of the pools."""
         return [

@@ -38,6 +38,10 @@ class Scheduler:
         """Whether any model runs."""
         return any(self._running)
 
+    def others_run(self, index: int) -> bool:
+        """Whether any model but ``index`` runs."""
+        return any(batch for other, batch in enumerate(self._running) if other != index)
+
     def began(self, index: int, batch: int) -> None:
         """A batch of model ``index`` started."""
         self._running[index] = batch

@@ -40,6 +40,9 @@ from tokenflow.wire.messages import Ready, Step, StepDone
 
 log = logging.getLogger("tokenflow.system")
 
+_UNSEEN = 32
+"""Tokens: the router's part of a step is nothing when it is shared by so many."""
+
 Observer = Callable[[str, Step, StepDone], None]
 
 
@@ -244,6 +247,13 @@ class ActorSystem:
         while self._ledger.overdrawn:
             self._preempt(self._active[max(self._active)])
         return sequence.phase is Phase.ACTIVE
+
+    def reserve(self, sequence: Sequence) -> int:
+        """How many tokens a request may get unseen: there is memory for them, and they are in its limits."""
+        most = min(_UNSEEN, sequence.limits.max_tokens - sequence.output_tokens - 1)
+        if most < 1 or self._queue or not self._ledger.reserve(sequence.id, len(sequence.tokens) + 1 + most):
+            return 0
+        return most
 
     def finish(
         self, sequence: Sequence, reason: FinishReason | None = None, error: TokenflowError | None = None

@@ -31,7 +31,7 @@ def opened(handle: int = 1, seed: int = 7) -> Open:
 
 def run(worker: SimWorker, *rows: Row, **parts: Any) -> StepDone:
     message = Step(1, parts.get("drop", []), parts.get("open", []), parts.get("truncate", []), list(rows))
-    done = worker.answer(message)
+    done = worker.run(message)
     assert isinstance(done, StepDone)
     worker.wait()
     return done
