@@ -11,6 +11,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from tokenflow.actors.sequence import Sequence
+from tokenflow.wire.messages import RowDone
+
+_RARELY = 0.3
+_SHARE_OF_NEWEST = 0.1
 
 
 class Leash:
@@ -28,16 +32,19 @@ class Leash:
         self._hold: Callable[[], None] | None = None
         self._loose = False
         self._pulled = False
+        self._stays = 1.0
 
     def let(self, batch: Items[Sequence], *, alone: bool) -> tuple[int, dict[int, int]]:
         """With how many requests the worker may go on after the next step, and how far with each.
 
-        Not at all if it had to be held during the last one: then it would probably have to be again.
+        Not at all if it had to be held during the last one: then it would probably have to be again.  Nor if
+        requests hardly ever stay with this model.
 
         :param alone: nobody else is waiting.
         """
         calm, self._pulled = not self._pulled, False
-        least = self._least() if self._possible and alone and calm else 0
+        worthwhile = calm and alone and self._possible and self._stays > _RARELY
+        least = self._least() if worthwhile else 0
         self._loose = least > 0
         return least, {sequence.id: self._reserve(sequence) for sequence in batch} if least else {}
 
@@ -51,6 +58,12 @@ class Leash:
             self._pulled = True
             if self._loose:
                 self._hold()
+
+    def saw(self, rows: Items[RowDone]) -> None:
+        """What came of a step."""
+        if rows:
+            stayed = sum(not row.destination for row in rows)
+            self._stays += _SHARE_OF_NEWEST * (stayed / len(rows) - self._stays)
 
     def ended(self) -> None:
         """The worker waits for the next step."""

@@ -258,6 +258,7 @@ class ModelActor:
         run, self._run = self._run, []
         for step, done, seconds in run:
             self.counters.count(done)
+            self._leash.saw(done.rows)
             self._batching.ran(self.model.code, step, done, seconds)
             self._system.observe(self.model.name, step, done)
         news, self._news = self._news, []

@@ -251,9 +251,9 @@ class ActorSystem:
     def reserve(self, sequence: Sequence) -> int:
         """How many tokens a request may get unseen: there is memory for them, and they are in its limits."""
         most = min(_UNSEEN, sequence.limits.max_tokens - sequence.output_tokens - 1)
-        if most < 1 or self._queue or not self._ledger.reserve(sequence.id, len(sequence.tokens) + 1 + most):
+        if most < 1 or self._queue:
             return 0
-        return most
+        return self._ledger.reserve(sequence.id, len(sequence.tokens) + 1, most)
 
     def finish(
         self, sequence: Sequence, reason: FinishReason | None = None, error: TokenflowError | None = None
