@@ -167,7 +167,7 @@ def test_a_frame_starts_with_its_length_in_four_bytes_big_endian() -> None:
 
 
 def test_an_older_peer_reads_past_fields_that_it_does_not_know() -> None:
-    row = msgspec.msgpack.encode([4, 1, 0, [11], 0, 0, "a later field"])
+    row = msgspec.msgpack.encode([4, 1, 0, [11], 0, 0, 0, "a later field"])
     assert msgspec.msgpack.decode(row, type=Row) == Row(4, 1, 0, [11], 0)
     stop = msgspec.msgpack.encode({"type": "stop", "later": 1})
     assert decode_to_worker(stop) == Stop()

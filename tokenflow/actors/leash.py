@@ -22,13 +22,11 @@ class Leash:
 
     :param possible: whether the recipe lets a worker know by itself that a request stays.
     :param least: how many requests its model goes on with; 0 where the router has to decide.
-    :param reserve: how many tokens a request may get unseen.
     """
 
-    def __init__(self, possible: bool, least: Callable[[], int], reserve: Callable[[Sequence], int]) -> None:
+    def __init__(self, possible: bool, least: Callable[[], int]) -> None:
         self._possible = possible
         self._least = least
-        self._reserve = reserve
         self._hold: Callable[[], None] | None = None
         self._loose = False
         self._pulled = False
@@ -43,10 +41,14 @@ class Leash:
         :param alone: nobody else is waiting.
         """
         calm, self._pulled = not self._pulled, False
-        worthwhile = calm and alone and self._possible and self._stays > _RARELY
-        least = self._least() if worthwhile else 0
+        least = self._least() if calm and alone and self.worthwhile else 0
         self._loose = least > 0
-        return least, {sequence.id: self._reserve(sequence) for sequence in batch} if least else {}
+        return least, {sequence.id: _unseen(sequence) for sequence in batch} if least else {}
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether memory should be booked for tokens that are not seen at once."""
+        return self._possible and self._stays > _RARELY
 
     def began(self, hold: Callable[[], None]) -> None:
         """A step was sent; ``hold`` tells the worker to begin no other by itself."""
@@ -68,3 +70,9 @@ class Leash:
     def ended(self) -> None:
         """The worker waits for the next step."""
         self._hold = None
+
+
+def _unseen(sequence: Sequence) -> int:
+    """How many tokens a request may get after the next one: within its limits and what is booked for it."""
+    booked = sequence.booked - len(sequence.tokens) - 1
+    return max(min(booked, sequence.limits.max_tokens - sequence.output_tokens - 1), 0)

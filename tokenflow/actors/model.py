@@ -58,8 +58,8 @@ class System(Protocol):
     def grew(self, sequence: Sequence) -> bool:
         """A token was committed: account for it; answers whether the request is still active."""
 
-    def reserve(self, sequence: Sequence) -> int:
-        """How many tokens a request may get without being seen here."""
+    def reserve(self, sequence: Sequence) -> None:
+        """Book memory for tokens that a request may get unseen."""
 
     def finish(
         self, sequence: Sequence, reason: FinishReason | None = None, error: TokenflowError | None = None
@@ -99,7 +99,7 @@ class ModelActor:
         self._held = Held(model)
         self._running: frozenset[int] = frozenset()
         may = not (recipe.rollback or recipe.budgets)
-        self._leash = Leash(may, partial(batching.least, model.code), system.reserve)
+        self._leash = Leash(may, partial(batching.least, model.code))
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether the worker has KV cache of a request."""
@@ -264,6 +264,8 @@ class ModelActor:
         news, self._news = self._news, []
         for sequence in news:
             sequence.listener.wake(sequence)
+            if self._leash.worthwhile:
+                self._system.reserve(sequence)
 
     def _patience_s(self) -> float:
         return _PATIENCE_STEPS * self._system.slowest_step_s()

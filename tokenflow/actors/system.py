@@ -248,12 +248,11 @@ class ActorSystem:
             self._preempt(self._active[max(self._active)])
         return sequence.phase is Phase.ACTIVE
 
-    def reserve(self, sequence: Sequence) -> int:
-        """How many tokens a request may get unseen: there is memory for them, and they are in its limits."""
-        most = min(_UNSEEN, sequence.limits.max_tokens - sequence.output_tokens - 1)
-        if most < 1 or self._queue:
-            return 0
-        return self._ledger.reserve(sequence.id, len(sequence.tokens) + 1, most)
+    def reserve(self, sequence: Sequence) -> None:
+        """Book memory for tokens to come, so that a worker may write some before they are seen here."""
+        length = len(sequence.tokens)
+        if sequence.phase is Phase.ACTIVE and not self._queue and sequence.booked - length < _UNSEEN // 2:
+            sequence.booked = self._ledger.reserve(sequence.id, length + 1 + _UNSEEN)
 
     def finish(
         self, sequence: Sequence, reason: FinishReason | None = None, error: TokenflowError | None = None
@@ -314,6 +313,7 @@ class ActorSystem:
     def _release(self, sequence: Sequence) -> None:
         self._active.pop(sequence.id, None)
         self._ledger.release(sequence.id)
+        sequence.booked = 0
         for actor in self.actors.values():
             actor.forget(sequence)
 
