@@ -55,3 +55,15 @@ def test_another_process_plans_line_by_line() -> None:
     lines = done.stdout.splitlines()
     assert [read_planned(line) for line in lines] == list(work(job))
     assert [write_planned(read_planned(line)) for line in lines] == lines
+
+
+def test_a_planner_that_nobody_reads_ends_in_the_middle_of_its_plan() -> None:
+    job = write_job(Job(r2r(), (64,) * 1000))
+    command = [sys.executable, "-m", "tokenflow.planner"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as planner:
+        assert planner.stdin is not None and planner.stdout is not None
+        planner.stdin.write(job + "\n")
+        planner.stdin.flush()
+        planner.stdout.readline()
+        planner.stdout.close()
+        assert planner.wait(3) == 0
