@@ -9,6 +9,7 @@ from threading import Thread
 
 import pytest
 
+from tests.recipes import ENGINE
 from tests.toy.engine import toy_logits
 from tokenflow.types import ModelConfig, SamplingParams
 from tokenflow.wire.ahead import next_step
@@ -130,7 +131,7 @@ def router(tmp_path: Path) -> Iterator[Router]:
     thread = Thread(target=serve, args=(theirs,))
     thread.start()
     router = Router(ours)
-    config = ModelConfig(path=str(tmp_path), engine="tests.toy.engine:ToyEngine")
+    config = ModelConfig(path=str(tmp_path), engine=ENGINE)
     router.send(Hello(VERSION, "toy", 1, config, (), (), 128, (EOS,)))
     assert isinstance(router.receive(), Claim)
     router.send(Grant(None))
