@@ -227,6 +227,22 @@ def test_ctrl_c_while_generating_ends_soon_with_130() -> None:
         assert_gone(workers, within_s=0.5)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_planner_ends_with_its_router(number: signal.Signals) -> None:
+    """It plans for up to 64 requests, for many seconds.  Ctrl-C reaches it as well."""
+    with started("run", "recipes/sim.yaml", "hi", "--max-tokens", "4000") as process:
+        children = workers_of(process, count=3)
+        planners = [child for child in children if "tokenflow.planner" in child.cmdline()]
+        assert len(planners) == 1
+        for each in (psutil.Process(process.pid), *planners):
+            if number == signal.SIGINT or each.pid == process.pid:
+                each.send_signal(number)
+        _, errors = process.communicate(timeout=5)
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        assert "Traceback" not in errors
+        assert_gone(children, within_s=3 if number == signal.SIGKILL else 0.5)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_batch_in_order_with_what_is_answered_written(number: signal.Signals) -> None:
     with started("run", RECIPE, "--input", EVAL, "--json") as process:

@@ -44,6 +44,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[J
     asked.touch()
     monkeypatch.setattr(planning, "_COMMAND", (sys.executable, "-c", PLANNER, str(asked)))
     monkeypatch.setattr(planning, "_TICK_S", 0.01)
+    monkeypatch.setattr(planning, "_SHORT_S", 0.0)
     monkeypatch.setattr(planning, "_PAUSE_S", 0.05)
     return lambda: [read_job(line) for line in asked.read_text().splitlines()]
 
@@ -143,6 +144,26 @@ async def test_a_single_request_needs_no_plan(jobs: Any, active: int) -> None:
     with anyio.move_on_after(0.5):
         await load.until(lambda: False)
     assert jobs() == []
+
+
+async def test_a_load_that_is_soon_over_needs_no_plan(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_SHORT_S", 0.3)
+    load = Load("auto", filled(), 8)
+
+    async def breathe() -> None:
+        """Up and down every 0.1 s, and then up to stay."""
+        for _ in range(5):
+            await anyio.sleep(0.1)
+            load.active = 0
+            await anyio.sleep(0.1)
+            load.active = 8
+        asked.append(len(jobs()))
+
+    asked: list[int] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(breathe)
+        await load.until(lambda: bool(load.tables))
+    assert asked == [0]
 
 
 async def test_a_planner_that_fails_leaves_batches_as_they_are(

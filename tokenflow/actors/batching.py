@@ -59,13 +59,15 @@ class Batching:
         """Follow the load from now on.
 
         :param slots: how many requests there can be.
-        :param poll: keep the event loop awake while models compute.
+        :param poll: keep the event loop awake while models compute: there are cores to spare.
         """
         policy = self._recipe.batching.policy
         self._poller = Poller(lambda: self._scheduler.busy) if poll else None
         self.meter.batch_limit = slots
         if policy in ("planned", "lookahead", "auto") and len(self._index) > 1:
-            planning = Planning(policy, self.meter, self._assumed, lambda: self._load[0], slots, self._use)
+            planning = Planning(
+                policy, self.meter, self._assumed, lambda: self._load[0], slots, self._use, spare=poll
+            )
             tasks.start_soon(planning.run, name="planning")
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from functools import partial
 from typing import Protocol
 
@@ -180,11 +181,11 @@ class ModelActor:
             step = self._held.step(batch)
             answer = worker.step(step)
             self._batching.began(self.model.code, len(batch))
-            sent = loop.time()
+            sent = time.monotonic()
             by_handle = {sequence.id: sequence for sequence in batch}
             try:
                 done = await answer
-                seconds = loop.time() - sent
+                seconds = time.monotonic() - sent
                 self._check_answer(by_handle, step, done)
             except TokenflowError as error:
                 await worker.fail(error)

@@ -1,7 +1,7 @@
 """``python -m tokenflow.planner``: a job on stdin, its plans on stdout, one line each as they are found.
 
 For a process that must not wait: planning takes the processor for seconds, so it runs in another process
-that gets what nobody else wants of it.
+that gets what nobody else wants of it.  The end of stdin is the end of whoever asked, and of this process.
 """
 
 from __future__ import annotations
@@ -10,24 +10,38 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+from typing import NoReturn
 
-from tokenflow.planner.job import read_job, work, write_planned
-
-_NICE = 5
-_PATIENCE_S = 2
-"""So long it does without, on a machine that is busy all the time; then it takes a small share."""
+_NICE = 19
+_PATIENCE_S = 5
+"""So long it does without, on a machine that is busy all the time; then it takes one or two percent."""
 
 
 def main() -> None:
     """Do the job."""
+    # Ctrl-C reaches the whole terminal; whoever asked ends us when it ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
     if hasattr(os, "SCHED_IDLE"):
         _schedule(os.SCHED_IDLE)
         signal.signal(signal.SIGALRM, lambda *_: _schedule(os.SCHED_OTHER))
         signal.alarm(_PATIENCE_S)
-    for planned in work(read_job(sys.stdin.readline())):
-        sys.stdout.write(write_planned(planned) + "\n")
-        sys.stdout.flush()
+    line = sys.stdin.readline()
+    threading.Thread(target=_leave, daemon=True).start()
+    # Importing scipy takes a moment, after which nobody may be there any more.
+    from tokenflow.planner.job import read_job, work, write_planned
+
+    with contextlib.suppress(BrokenPipeError):
+        for planned in work(read_job(line)):
+            sys.stdout.write(write_planned(planned) + "\n")
+            sys.stdout.flush()
+
+
+def _leave() -> NoReturn:
+    """Go as soon as nobody is there any more to read what is planned."""
+    sys.stdin.read()
+    os._exit(0)
 
 
 def _schedule(policy: int) -> None:
