@@ -86,7 +86,7 @@ def cells() -> Iterator[Cell]:
             for ratio in RATIOS:
                 latency_ms = SMALL_MS, round(SMALL_MS * ratio, 4)
                 for lookahead in (False, True):
-                    yield Cell("grid", n, p, latency_ms, 5.0, lookahead=lookahead)
+                    yield Cell("grid", n, p, latency_ms, 2.5, lookahead=lookahead)
     for lookahead in (False, True):
         yield Cell("resonance", 8, P, RESONANCE_MS, 40.0, lookahead=lookahead)
 

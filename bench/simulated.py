@@ -205,7 +205,7 @@ async def _settle(router: Router, concurrency: int, looks_ahead: bool) -> None:
         while looks_ahead and not hasattr(router.start_policy, "routing"):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         if looks_ahead:  # until smaller concurrencies are planned as well
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(1.0)
         for task in tasks:
             task.cancel()
     await asyncio.sleep(0.1)
