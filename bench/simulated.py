@@ -213,16 +213,16 @@ async def _settle(router: Router, concurrency: int, looks_ahead: bool) -> None:
 
 async def _run(router: Router, seeds: Iterable[int], tokens: int) -> float:
     """Run requests until the first is done; processor time of other programs, in cores."""
-    before, began = _busy_elsewhere(), asyncio.get_running_loop().time()
+    before, began = busy_elsewhere(), asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(router.generate(PROMPT, seed=seed, max_tokens=tokens)) for seed in seeds]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
-    return (_busy_elsewhere() - before) / (asyncio.get_running_loop().time() - began)
+    return (busy_elsewhere() - before) / (asyncio.get_running_loop().time() - began)
 
 
-def _busy_elsewhere() -> float:
+def busy_elsewhere() -> float:
     """Seconds of processor time that everything but this process and its children has taken so far."""
     total = psutil.cpu_times()
     here = psutil.Process()

@@ -48,7 +48,7 @@ def test_the_work_is_what_the_planner_finds(kind: Kind) -> None:
     [
         (r2r(large_ms=12.1), 0.0, (True, (1, 2))),  # just above an integer ratio
         (r2r(large_ms=12.1), 0.2, (False, (3, 1))),  # there is no telling when steps end
-        (r2r(), 0.0, (False, (1, 5))),  # looking ahead gains 0.8 %
+        (r2r(large_ms=60.0), 0.0, (False, (1, 7))),  # looking ahead gains nothing
         (r2r(0.05, large_ms=9.0), 0.2, (False, (1, 1))),  # nothing to gain
     ],
 )

@@ -85,14 +85,14 @@ class Planning:
         self._since = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             if assumed is not None:
-                tasks.start_soon(self._plan, assumed, [n for n in _GRID if n <= self._most])
+                tasks.start_soon(self._plan, assumed, [n for n in _GRID if n <= self._most], 1)
             while self._measures:
                 await anyio.sleep(_TICK_S)
                 if not self._may_plan():
                     continue
                 await to_thread.run_sync(import_module, "tokenflow.planner.table", abandon_on_cancel=True)
                 if (model := self._news()) is not None:
-                    tasks.start_soon(self._plan, model, self._order())
+                    tasks.start_soon(self._plan, model, self._order(), 1 if self._spare else _BUSY_PAUSE)
 
     def _may_plan(self) -> bool:
         """Whether there is anything to plan for, for long enough, and enough to plan with."""
@@ -116,8 +116,11 @@ class Planning:
         first = max(2, min(self._active(), self._most))
         return [first, *(n for n in reversed(_GRID) if n < first)]
 
-    async def _plan(self, model: RoutingModel, order: Sequence[int]) -> None:
-        """Plan in this order; each plan holds as soon as it is found.  It takes the place of an older one."""
+    async def _plan(self, model: RoutingModel, order: Sequence[int], pauses: int) -> None:
+        """Plan in this order; each plan holds as soon as it is found.  It takes the place of an older one.
+
+        However long planning has taken, ``pauses`` times as long at least is left to what it was done for.
+        """
         from tokenflow.planner import Planned, PolicyTable
         from tokenflow.planner.job import Job
 
@@ -130,15 +133,13 @@ class Planning:
                 log.debug("%s", planned)
                 found.append(planned)
                 self._apply(PolicyTable(model, found))
-                if self._spare:
-                    self._pause(began)
-            self._pause(began)
+                if pauses == 1:
+                    self._pause(began, pauses)
+            self._pause(began, pauses)
 
-    def _pause(self, began: float) -> None:
-        """However long planning has taken, so much time at least is left to what it was done for."""
+    def _pause(self, began: float, pauses: int) -> None:
         now = anyio.current_time()
-        times = 1 if self._spare else _BUSY_PAUSE
-        self._not_before = min(self._not_before, now + max(_PAUSE_S, times * (now - began)))
+        self._not_before = min(self._not_before, now + max(_PAUSE_S, pauses * (now - began)))
 
 
 async def _planned(job: Job) -> AsyncIterator[Planned]:
