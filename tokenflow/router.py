@@ -197,6 +197,7 @@ class Router:
         :raises ContextTooLong: if prompt and ``max_tokens`` exceed the recipe's smallest context or KV cache.
         :raises Overloaded: if too many requests wait already.
         :raises RequestTimeout: if the response took longer than ``timeout``.
+        :raises DeadlyRequest: if worker after worker died while it ran the request.
         :raises RequestError: if this request failed on the way.
         :raises RouterClosed: if the router is not running.
         """

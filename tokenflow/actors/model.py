@@ -23,7 +23,7 @@ from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.supervisor import Supervisor
 from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
-from tokenflow.errors import ProtocolError, RouteFailed, TokenflowError, WorkerDied, rebuild
+from tokenflow.errors import DeadlyRequest, ProtocolError, RouteFailed, TokenflowError, WorkerDied, rebuild
 from tokenflow.types import FinishReason
 from tokenflow.wire.messages import RowDone, Step, StepDone
 
@@ -178,6 +178,9 @@ class ModelActor:
         loop = asyncio.get_running_loop()
         while True:
             batch = self._isolate(await self._mailbox.take(self._slots))
+            if worker.error is not None:  # it died while nobody asked for anything: of nobody's request
+                self._put_back(batch)
+                return
             step = self._held.step(batch)
             answer = worker.step(step)
             self._batching.began(self.model.code, len(batch))
@@ -204,10 +207,12 @@ class ModelActor:
         suspect = next((sequence for sequence in batch if sequence.deaths >= _SUSPICIOUS_DEATHS), None)
         if suspect is None:
             return batch
-        for sequence in batch:
-            if sequence is not suspect:
-                self._mailbox.put(sequence, urgent=True)
+        self._put_back([sequence for sequence in batch if sequence is not suspect])
         return [suspect]
+
+    def _put_back(self, batch: list[Sequence]) -> None:
+        for sequence in batch:
+            self._mailbox.put(sequence, urgent=True)
 
     def _lost(self, batch: list[Sequence], step: Step, error: TokenflowError) -> None:
         """The worker died during a step: its requests run again, from what is committed of them."""
@@ -220,7 +225,7 @@ class ModelActor:
                     f"{sequence.deaths} workers of model {self.model.name!r} in a row died while they ran "
                     f"this request at output position {sequence.output_tokens}; the last: {error}"
                 )
-                self._system.finish(sequence, error=WorkerDied(message))
+                self._system.finish(sequence, error=DeadlyRequest(message))
             else:
                 self._mailbox.put(sequence, urgent=True)
 

@@ -335,6 +335,7 @@ class ActorSystem:
     def _reroute(self, sequence: Sequence) -> None:
         """Move a request away from a model that is given up; whoever has left it a position must write it."""
         sequence.gave_up.clear()
+        self.actors[sequence.holder].forget(sequence)
         try:
             home = self.home(sequence)
         except WorkerDied as error:

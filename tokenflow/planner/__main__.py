@@ -1,17 +1,19 @@
 """``python -m tokenflow.planner``: a job on stdin, its plans on stdout, one line each as they are found.
 
 For a process that must not wait: planning takes the processor for seconds, so it runs in another process
-that gets what nobody else wants of it.  The end of stdin is the end of whoever asked, and of this process.
+that gets what nobody else wants of it.  It ends when nobody reads its stdout any more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
-from typing import NoReturn
+
+from tokenflow.planner.job import read_job, work, write_planned
 
 _NICE = 19
 _PATIENCE_S = 5
@@ -20,27 +22,25 @@ _PATIENCE_S = 5
 
 def main() -> None:
     """Do the job."""
-    # Ctrl-C reaches the whole terminal; whoever asked ends us when it ends.
+    # Ctrl-C reaches the whole terminal; whoever reads what is planned goes, and so do we.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_reader, args=(sys.stdout.fileno(),), daemon=True).start()
     os.nice(_NICE)
     if hasattr(os, "SCHED_IDLE"):
         _schedule(os.SCHED_IDLE)
         signal.signal(signal.SIGALRM, lambda *_: _schedule(os.SCHED_OTHER))
         signal.alarm(_PATIENCE_S)
-    line = sys.stdin.readline()
-    threading.Thread(target=_leave, daemon=True).start()
-    # Importing scipy takes a moment, after which nobody may be there any more.
-    from tokenflow.planner.job import read_job, work, write_planned
-
     with contextlib.suppress(BrokenPipeError):
-        for planned in work(read_job(line)):
+        for planned in work(read_job(sys.stdin.readline())):
             sys.stdout.write(write_planned(planned) + "\n")
             sys.stdout.flush()
 
 
-def _leave() -> NoReturn:
-    """Go as soon as nobody is there any more to read what is planned."""
-    sys.stdin.read()
+def _leave_with_reader(fd: int) -> None:
+    """End the process, in the middle of a plan, once the other end of its stdout is closed."""
+    poll = select.poll()
+    poll.register(fd, 0)  # no more than what is always told: that it is hung up
+    poll.poll()
     os._exit(0)
 
 

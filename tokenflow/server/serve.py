@@ -13,6 +13,7 @@ import contextlib
 import gc
 import json
 import logging
+import resource
 import shlex
 import signal
 import socket
@@ -39,6 +40,7 @@ from tokenflow.server.transport import sole
 
 _EXIT_OK, _EXIT_FAILURE, _EXIT_USAGE, _EXIT_INTERRUPT = 0, 1, 2, 130
 _BACKLOG = 2048
+_FILES = 65536
 _KEEP_ALIVE_S = 75
 _DELAY_SAMPLE_S = 0.02
 _FAREWELL_S = 3
@@ -53,6 +55,7 @@ def serve(args: argparse.Namespace) -> int:
     try:
         chosen = options(args)
         _log(chosen)
+        raise_file_limit()
         recipe = limited(load_recipe(args.recipe, args.overrides), chosen.max_model_len)
         with listening(chosen) as (sock, address), asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_serve(recipe, chosen, sock, address))
@@ -64,6 +67,14 @@ def serve(args: argparse.Namespace) -> int:
     except (TokenflowError, OSError) as error:
         _say(str(error))
         return _EXIT_FAILURE
+
+
+def raise_file_limit() -> None:
+    """Let the process open as many files as it may: if clients use them all up, no worker can be replaced."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def limited(recipe: RecipeIR, max_model_len: int | None) -> RecipeIR:
@@ -267,4 +278,6 @@ def _example(service: Service, address: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"tokenflow serve: {text}", file=sys.stderr, flush=True)
+    # Clients do not suffer for a disk that is full, or a reader that is gone.
+    with contextlib.suppress(OSError):
+        print(f"tokenflow serve: {text}", file=sys.stderr, flush=True)

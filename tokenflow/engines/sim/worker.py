@@ -70,7 +70,7 @@ class SimWorker:
         """Nothing is held."""
 
     def answer(self, message: ToWorker) -> StepDone | Scored:
-        """Run a step; :raises ProtocolError: for anything else."""
+        """Run a step; :raises ProtocolError: if it does not fit what is held, or for anything else."""
         if not isinstance(message, Step):
             raise ProtocolError(f"a simulated model cannot answer {type(message).__name__}")
         started = time.monotonic()
@@ -81,7 +81,7 @@ class SimWorker:
             self._residents[opened.handle] = opened
             self._lengths[opened.handle] = 0
         for handle, length in message.truncate:
-            self._lengths[handle] = length
+            self._truncate(handle, length)
         rows = [self._run(row) for row in message.rows]
         latency_s = step_ms(self._config.latency_ms, len(rows)) / 1e3 if rows else 0.0
         self._busy_until = started + latency_s
@@ -107,6 +107,14 @@ class SimWorker:
         if to is None:
             return RowDone(row.handle, row.epoch, length, token)
         return RowDone(row.handle, row.epoch, length, token, to.rule, to.code)
+
+    def _truncate(self, handle: int, length: int) -> None:
+        held = self._lengths.get(handle)
+        if held is None:
+            raise ProtocolError(f"handle {handle} is not open")
+        if not 0 <= length <= held:
+            raise ProtocolError(f"handle {handle} has {held} tokens and cannot keep {length} of them")
+        self._lengths[handle] = length
 
     def _letter(self, opened: Open, position: int) -> int:
         number = uniform(opened.seed, opened.sampling.choice, position, self._hello.code, _TOKEN)
