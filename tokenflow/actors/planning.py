@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _COMMAND = (sys.executable, "-P", "-m", "tokenflow.planner")
 _TICK_S = 0.5
-_SHORT_S = 3.0
-"""A load that is over by then was not worth a plan."""
+_SHORT_S, _SHORT_BUSY_S = 3.0, 20.0
+"""A load that is over by then was not worth a plan, which slows models down that need all cores."""
 _PAUSE_S = 2.0
 """So long what was planned may show its effect, before it is planned again."""
 _BUSY_PAUSE = 20
@@ -101,7 +101,8 @@ class Planning:
         if self._active() < 2:
             self._since = now
             return False
-        return now >= max(self._since + _SHORT_S, self._not_before) and not self._meter.missing
+        lasts = now - self._since >= (_SHORT_S if self._spare else _SHORT_BUSY_S)
+        return lasts and now >= self._not_before and not self._meter.missing
 
     def _news(self) -> RoutingModel | None:
         """What to plan with now, if anything has changed."""
