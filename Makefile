@@ -43,7 +43,7 @@ algorithms: $(VENV)/.dev ## Set up, then compare every algorithm in every form w
 
 clients: $(VENV)/.dev $(VENV)-clients/.made ## Set up, then let LangChain, LiteLLM and lm-eval ask a server (long)
 	TOKENFLOW_PYTHON=$(abspath $(BIN))/python $(VENV)-clients/bin/python -m pytest tests/clients --timeout=900 \
-	  --override-ini=filterwarnings=
+	  --confcutdir=tests/clients --override-ini=filterwarnings=
 
 test-sglang: $(VENV_SGLANG)/.installed ## Set up, then run the tests that need SGLang, on the CPU
 	$(PYTEST_SGLANG) tests/sglang --numprocesses=2

@@ -186,6 +186,36 @@ async def test_the_second_signal_cuts_the_drain_short() -> None:
         assert code == 130, said
 
 
+async def test_workers_that_are_killed_under_load_are_replaced_and_no_client_notices() -> None:
+    async with running() as server:
+        client = await client_of(server)
+        (whole,) = (await client.complete(**{**SHORT, "stream": False}))["choices"]
+        router = psutil.Process(server.process.pid)
+        async with AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(client.open("POST", "/v1/completions", SHORT))
+                for _ in range(4)
+            ]
+            for stream in streams:
+                assert await stream.head() == 200
+            # Workers are the children of the nursery.
+            workers = set(router.children(recursive=True)) - set(router.children())
+            assert len(workers) == 2
+            for worker in workers:
+                worker.kill()
+            bodies = await asyncio.gather(*(body_of(stream) for stream in streams))
+        for body in bodies:
+            events = [
+                json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")
+            ]
+            assert "".join(event["choices"][0]["text"] for event in events) == whole["text"]
+        assert await client.metric("worker_restarts_total") == 2
+        assert (await client.get("/health")).status == 200
+        server.process.send_signal(signal.SIGTERM)
+        code, said = await server.end()
+        assert code == 0, said
+
+
 async def test_a_server_that_loads_listens_already_and_can_be_stopped() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

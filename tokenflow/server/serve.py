@@ -35,6 +35,7 @@ from tokenflow.eventloop import new_event_loop
 from tokenflow.server.app import create_app
 from tokenflow.server.gateway import access
 from tokenflow.server.options import OptionError, Options, options
+from tokenflow.server.protocol import Protocol
 from tokenflow.server.service import Service, State
 from tokenflow.server.transport import sole
 
@@ -138,6 +139,7 @@ def http_server(service: Service) -> uvicorn.Server:
             lifespan="off",
             ws="none",
             loop="none",
+            http=Protocol,
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
@@ -152,6 +154,7 @@ async def _serve(recipe: RecipeIR, chosen: Options, sock: socket.socket, address
         names=chosen.served_model_name,
         api_keys=chosen.api_key,
         max_queued=chosen.max_queued_reqs,
+        request_timeout=chosen.request_timeout,
         access_log=chosen.access_log,
     )
     server = http_server(service)
@@ -178,7 +181,11 @@ async def _live(service: Service, chosen: Options, address: str) -> int:
     recipe = service.router.recipe
     if changed := chosen.changed():
         _say(f"settings: {', '.join(f'{name} {value}' for name, value in changed.items())}")
-    members = ", ".join(f"{model.name} ({model.config.path})" for model in recipe.models)
+    simulated = recipe.simulated
+    members = ", ".join(
+        f"{model.name} ({'simulated' if model.name in simulated else model.config.path})"
+        for model in recipe.models
+    )
     _say(f"{recipe.name}: loading {members}")
     started = time.monotonic()
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, anyio.CancelScope() as loading:
