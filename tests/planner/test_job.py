@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,12 +92,3 @@ def test_a_planner_that_nobody_reads_ends_and_says_nothing(when: str) -> None:
             assert read_planned(process.stdout.readline()).concurrency == 2
         process.stdout.close()
         assert (process.wait(timeout=10), process.stderr.read()) == (0, "")
-
-
-def test_ctrl_c_is_for_the_asker_to_answer() -> None:
-    with planner(Job(r2r(), (2, 4))) as process:
-        assert process.stdout is not None and process.stderr is not None
-        assert read_planned(process.stdout.readline()).concurrency == 2
-        process.send_signal(signal.SIGINT)
-        assert read_planned(process.stdout.readline()).concurrency == 4
-        assert (process.wait(), process.stderr.read()) == (0, "")

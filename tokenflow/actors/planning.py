@@ -148,7 +148,12 @@ async def _planned(job: Job) -> AsyncIterator[Planned]:
     from tokenflow.planner.job import read_planned, write_job
 
     process = await anyio.open_process(
-        _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, env=worker_environment(1)
+        _COMMAND,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None,
+        env=worker_environment(1),
+        start_new_session=True,  # Ctrl-C in a terminal is for the router to answer
     )
     try:
         assert process.stdin is not None and process.stdout is not None

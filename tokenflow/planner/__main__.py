@@ -22,8 +22,6 @@ _PATIENCE_S = 5
 
 def main() -> None:
     """Do the job."""
-    # Ctrl-C reaches the whole terminal; whoever reads what is planned goes, and so do we.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_reader, args=(sys.stdout.fileno(),), daemon=True).start()
     os.nice(_NICE)
     if hasattr(os, "SCHED_IDLE"):
