@@ -55,17 +55,20 @@ class Batching:
         self._entry = names.index(recipe.entry)
         self.meter = Meter(names, self._entry)
 
-    def start(self, tasks: TaskGroup, slots: int, poll: bool) -> None:
+    def start(self, tasks: TaskGroup, slots: int, poll: bool, spare: bool) -> None:
         """Follow the load from now on.
 
         :param slots: how many requests there can be.
         :param poll: keep the event loop awake while models compute.
+        :param spare: whether there are cores that the models do not need.
         """
         policy = self._recipe.batching.policy
         self._poller = Poller(lambda: self._scheduler.busy) if poll else None
         self.meter.batch_limit = slots
         if policy in ("planned", "lookahead", "auto") and len(self._index) > 1:
-            planning = Planning(policy, self.meter, self._assumed, lambda: self._load[0], slots, self._use)
+            planning = Planning(
+                policy, self.meter, self._assumed, lambda: self._load[0], slots, self._use, spare
+            )
             tasks.start_soon(planning.run, name="planning")
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from functools import partial
 from typing import Protocol
 
@@ -201,10 +202,10 @@ class ModelActor:
             self._leash.began(worker.hold)
             while True:
                 self._batching.began(self.model.code, len(step.rows))
-                sent = loop.time()
+                sent = time.monotonic()
                 try:
                     done = await answer
-                    seconds = loop.time() - sent
+                    seconds = time.monotonic() - sent
                     check_answer(self.model, self._recipe, self._still(by_handle, step), step, done)
                 except TokenflowError as error:
                     await worker.fail(error)

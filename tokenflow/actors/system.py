@@ -144,10 +144,9 @@ class ActorSystem:
             self.actors[model.code] = actor
             tasks.start_soon(actor.decode_loop, name=f"{model.name}.decode")
             tasks.start_soon(supervisor.keep_alive, tasks, name=f"{model.name}.supervisor")
+        spare = all(facts.device != "cpu" for facts in ready)
         poll = settings().poll
-        if poll is None:  # where models compute on the CPU, the cores are needed for them
-            poll = all(facts.device != "cpu" for facts in ready)
-        self.batching.start(tasks, self._ledger.slots, poll)
+        self.batching.start(tasks, self._ledger.slots, spare if poll is None else poll, spare)
 
     async def stop(self, grace_s: float) -> None:
         """Abort open requests and stop every worker, in reverse order of their start.
