@@ -124,8 +124,9 @@ class Response(AsyncIterator[StreamEvent]):
             await self._news(reader)
         start, over = self._told, sequence.phase is Phase.FINISHED
         left = (sequence.output_tokens if over else len(reader.texts)) - start
-        # Several tokens may have come at once; events tell them apart, unless the reader cannot keep up.
-        if several := 1 < left <= _MOST_BEHIND:
+        # Several tokens may have come at once; events tell them apart, unless the reader cannot keep up, or
+        # they have become final together.
+        if several := 1 < left <= _MOST_BEHIND and not sequence.rollback:
             self._told += 1
         else:
             self._told = len(reader.texts)
