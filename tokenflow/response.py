@@ -24,6 +24,9 @@ from tokenflow.types import (
 )
 from tokenflow.wire.messages import Scored
 
+_MOST_BEHIND = 16
+"""Tokens that a reader of a stream may have missed and still gets one by one."""
+
 
 class Reader:
     """Listens to one sequence and keeps its text: what its actors hold, apart from what the caller holds.
@@ -119,8 +122,15 @@ class Response(AsyncIterator[StreamEvent]):
         reader.streaming = True
         while sequence.phase is not Phase.FINISHED and len(reader.texts) == self._told:
             await self._news(reader)
-        start, self._told = self._told, len(reader.texts)
-        if sequence.phase is Phase.FINISHED:
+        start, over = self._told, sequence.phase is Phase.FINISHED
+        left = (sequence.output_tokens if over else len(reader.texts)) - start
+        # Several tokens may have come at once; events tell them apart, unless the reader cannot keep up, or
+        # they have become final together.
+        if several := 1 < left <= _MOST_BEHIND and not sequence.rollback:
+            self._told += 1
+        else:
+            self._told = len(reader.texts)
+        if over and not several:
             self._ended = True
             shown = len("".join(reader.texts[:start]))
             completion = self._complete(sequence, reader)

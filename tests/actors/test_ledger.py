@@ -13,7 +13,7 @@ POOLS = st.dictionaries(
     min_size=1,
 )
 ACTIONS = st.lists(
-    st.tuples(st.just("hold"), st.integers(0, 5), st.integers(0, 120))
+    st.tuples(st.sampled_from(["hold", "reserve"]), st.integers(0, 5), st.integers(0, 120))
     | st.tuples(st.just("release"), st.integers(0, 5), st.just(0)),
     max_size=40,
 )
@@ -37,6 +37,12 @@ def test_the_books_equal_a_sum_over_what_is_held(
         if action == "hold":
             ledger.hold(request, length)
             held[request] = length
+        elif action == "reserve":
+            if request in held:
+                booked = ledger.reserve(request, length)
+                grown = {**held, request: max(length, held[request])}
+                assert (booked >= length) == (length <= held[request] or fits(pools, [*grown.values()]))
+                held = grown if booked >= length else held
         else:
             ledger.release(request)
             held.pop(request, None)

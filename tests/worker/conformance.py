@@ -30,7 +30,7 @@ def run(
     truncate: Sequence[tuple[int, int]] = (),
 ) -> StepDone:
     """One step, to its end."""
-    done = worker.answer(Step(1, list(drop), list(opens), list(truncate), list(rows)))
+    done = worker.run(Step(1, list(drop), list(opens), list(truncate), list(rows)))
     assert isinstance(done, StepDone)
     worker.wait()
     return done

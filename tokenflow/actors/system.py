@@ -39,6 +39,9 @@ from tokenflow.wire.messages import Ready, Step, StepDone
 
 log = logging.getLogger("tokenflow.system")
 
+_UNSEEN = 32
+"""Tokens: the router's part of a step is nothing when it is shared by so many."""
+
 Observer = Callable[[str, Step, StepDone], None]
 
 
@@ -141,10 +144,9 @@ class ActorSystem:
             self.actors[model.code] = actor
             tasks.start_soon(actor.decode_loop, name=f"{model.name}.decode")
             tasks.start_soon(supervisor.keep_alive, tasks, name=f"{model.name}.supervisor")
+        spare = all(facts.device != "cpu" for facts in ready)
         poll = settings().poll
-        if poll is None:  # where models compute on the CPU, the cores are needed for them
-            poll = all(facts.device != "cpu" for facts in ready)
-        self.batching.start(tasks, self._ledger.slots, poll)
+        self.batching.start(tasks, self._ledger.slots, spare if poll is None else poll, spare)
 
     async def stop(self, grace_s: float) -> None:
         """Abort open requests and stop every worker, in reverse order of their start.
@@ -237,6 +239,12 @@ class ActorSystem:
             self._preempt(self._active[max(self._active)])
         return sequence.phase is Phase.ACTIVE
 
+    def reserve(self, sequence: Sequence) -> None:
+        """Book memory for tokens to come, so that a worker may write some before they are seen here."""
+        length = len(sequence.tokens)
+        if sequence.phase is Phase.ACTIVE and not self._queue and sequence.booked - length < _UNSEEN // 2:
+            sequence.booked = self._ledger.reserve(sequence.id, length + 1 + _UNSEEN)
+
     def finish(
         self, sequence: Sequence, reason: FinishReason | None = None, error: TokenflowError | None = None
     ) -> None:
@@ -299,6 +307,7 @@ class ActorSystem:
     def _release(self, sequence: Sequence) -> None:
         self._active.pop(sequence.id, None)
         self._ledger.release(sequence.id)
+        sequence.booked = 0
         for actor in self.actors.values():
             actor.forget(sequence)
 

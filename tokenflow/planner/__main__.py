@@ -15,9 +15,10 @@ import threading
 
 from tokenflow.planner.job import read_job, work, write_planned
 
-_NICE = 5
-_PATIENCE_S = 2
-"""So long it does without, on a machine that is busy all the time; then it takes a small share."""
+_NICE = 19
+_PATIENCE_S = 30
+"""So long it does without, on a machine that is busy all the time; then it takes one or two percent, for
+which others may have to wait some milliseconds."""
 
 
 def main() -> None:
@@ -28,9 +29,12 @@ def main() -> None:
         _schedule(os.SCHED_IDLE)
         signal.signal(signal.SIGALRM, lambda *_: _schedule(os.SCHED_OTHER))
         signal.alarm(_PATIENCE_S)
-    for planned in work(read_job(sys.stdin.readline())):
-        sys.stdout.write(write_planned(planned) + "\n")
-        sys.stdout.flush()
+    if not (line := sys.stdin.readline()):
+        return  # whoever was about to ask is gone
+    with contextlib.suppress(BrokenPipeError):
+        for planned in work(read_job(line)):
+            sys.stdout.write(write_planned(planned) + "\n")
+            sys.stdout.flush()
 
 
 def _leave_with_reader(fd: int) -> None:
