@@ -13,7 +13,7 @@ POOLS = st.dictionaries(
     min_size=1,
 )
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["hold", "reserve"]), st.integers(0, 5), st.integers(0, 120))
+    st.tuples(st.just("hold"), st.integers(0, 5), st.integers(0, 120))
     | st.tuples(st.just("release"), st.integers(0, 5), st.just(0)),
     max_size=40,
 )
@@ -37,12 +37,6 @@ def test_the_books_equal_a_sum_over_what_is_held(
         if action == "hold":
             ledger.hold(request, length)
             held[request] = length
-        elif action == "reserve":
-            if request in held:
-                booked = ledger.reserve(request, length)
-                grown = {**held, request: max(length, held[request])}
-                assert (booked >= length) == (length <= held[request] or fits(pools, [*grown.values()]))
-                held = grown if booked >= length else held
         else:
             ledger.release(request)
             held.pop(request, None)
@@ -51,6 +45,41 @@ def test_the_books_equal_a_sum_over_what_is_held(
         assert ledger.overdrawn == (not fits(pools, lengths))
         free_slot = len(lengths) < min(pool.slots for pool in pools.values())
         assert ledger.admits(next_length) == (free_slot and fits(pools, [*lengths, next_length]))
+
+
+@given(
+    pools=POOLS,
+    others=st.lists(st.integers(1, 40), max_size=3),
+    length=st.integers(1, 60),
+    more=st.integers(0, 60),
+    grown=st.integers(0, 60),
+)
+def test_what_is_reserved_is_booked_if_it_fits_and_growing_into_it_takes_nothing_more(
+    pools: dict[str, Pool], others: list[int], length: int, more: int, grown: int
+) -> None:
+    ledger = Ledger(pools)
+    for request, other in enumerate(others, 1):
+        ledger.hold(request, other)
+    ledger.hold(0, length)
+    before = ledger.use()
+    booked = ledger.reserve(0, length + more)
+    wanted = Ledger(pools)
+    for request, other in enumerate([length + more, *others]):
+        wanted.hold(request, other)
+    if wanted.use() == before or not wanted.overdrawn:
+        assert booked >= length + more
+        assert ledger.use() == wanted.use()
+    else:
+        assert booked < length + more
+        assert ledger.use() == before
+    assert booked >= length
+    after = ledger.use()
+    ledger.hold(0, min(length + grown, booked))
+    assert ledger.use() == after
+    ledger.release(0)
+    for request, other in enumerate(others, 1):
+        ledger.hold(request, other)
+    assert len(ledger) == len(others)
 
 
 @given(pools=POOLS)
