@@ -14,7 +14,8 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
 # Where tasks, processes and sockets are: actors, faults, frames, the router, the server's life and its clients'.
-CONCURRENT = tests/actors tests/faults tests/wire tests/test_router.py tests/test_router_members.py \
+CONCURRENT = tests/actors tests/faults tests/wire tests/test_router.py tests/test_router_ahead.py \
+  tests/test_router_members.py \
   $(addprefix tests/server/,test_gone.py test_health.py test_serve.py)
 
 # Tests and demo models are small: one thread each is fastest, and leaves the other cores to the workers.
