@@ -11,14 +11,14 @@ from tokenflow.wire.messages import Step, StepDone
 
 
 def check_answer(
-    model: ModelIR, recipe: RecipeIR, current: Mapping[int, Sequence], step: Step, done: StepDone
+    model: ModelIR, recipe: RecipeIR, batch: Mapping[int, Sequence], step: Step, done: StepDone
 ) -> None:
     """A worker answers each row once, and leads nowhere else than to a model of the recipe.
 
     It samples at the end of a request, or where it takes back tokens that it was to check; and it goes on by
     itself with nothing but what stays.
 
-    :param current: the requests, by id, of which the step still holds.
+    :param batch: the requests that were asked for, by id; of some the step no longer holds.
     :raises ProtocolError: if the answer is none.
     """
     asked = [(row.handle, row.epoch) for row in step.rows]
@@ -29,8 +29,8 @@ def check_answer(
     for row in done.rows:
         if not 0 <= row.destination <= len(recipe.models):
             raise ProtocolError(f"model {model.name!r} leads to model {row.destination}")
-        sequence = current.get(row.handle)
-        if row.token < 0 or sequence is None:
+        sequence = batch[row.handle]
+        if row.token < 0 or not sequence.runs(model.code, row.epoch):
             continue
         length = len(sequence.tokens)
         if not 0 <= length - row.position <= (sequence.tentative if model.config.verify else 0):

@@ -206,7 +206,7 @@ class ModelActor:
                 try:
                     done = await answer
                     seconds = time.monotonic() - sent
-                    check_answer(self.model, self._recipe, self._still(by_handle, step), step, done)
+                    check_answer(self.model, self._recipe, by_handle, step, done)
                 except TokenflowError as error:
                     await worker.fail(error)
                     self._ended()
@@ -229,11 +229,6 @@ class ModelActor:
         self._batching.ended(self.model.code)
         self._leash.ended()
 
-    def _still(self, batch: dict[int, Sequence], step: Step) -> dict[int, Sequence]:
-        """The requests of which a step still holds."""
-        rows = [(batch[row.handle], row.epoch) for row in step.rows]
-        return {sequence.id: sequence for sequence, epoch in rows if self._current(sequence, epoch)}
-
     def _isolate(self, batch: list[Sequence]) -> list[Sequence]:
         """Those who were there when worker after worker died run alone, until it is seen of whom."""
         suspect = next((sequence for sequence in batch if sequence.deaths >= _SUSPICIOUS_DEATHS), None)
@@ -248,7 +243,10 @@ class ModelActor:
 
     def _lost(self, batch: dict[int, Sequence], step: Step, error: TokenflowError) -> None:
         """The worker died during a step: its requests run again, from what is committed of them."""
-        for sequence in self._still(batch, step).values():
+        for row in step.rows:
+            sequence = batch[row.handle]
+            if not sequence.runs(self.model.code, row.epoch):
+                continue
             sequence.deaths += 1
             if len(batch) == 1 and sequence.deaths >= _DEADLY:
                 message = (
@@ -280,12 +278,12 @@ class ModelActor:
         """Turn a reply into commits and hand-offs; what is stale by now is ignored."""
         for failed in done.failed:
             sequence = batch[failed.handle]
-            if self._current(sequence, failed.epoch):
+            if sequence.runs(self.model.code, failed.epoch):
                 self._system.finish(sequence, error=rebuild(failed.kind, failed.message))
         self._running = frozenset(done.ahead)
         for row in done.rows:
             sequence = batch[row.handle]
-            if not self._current(sequence, row.epoch):
+            if not sequence.runs(self.model.code, row.epoch):
                 continue
             sequence.deaths = 0
             if row.token < 0:
@@ -306,12 +304,6 @@ class ModelActor:
             to = sequence.holder if sequence.phase is Phase.ACTIVE else None
             self._batching.moved(self.model.code, to, sequence.final - final)
         self._news.extend(batch.values())
-
-    def _current(self, sequence: Sequence, epoch: int) -> bool:
-        """Whether what was said of a request still holds: it is not over, not being rebuilt, and here."""
-        return (
-            sequence.phase is Phase.ACTIVE and sequence.epoch == epoch and sequence.holder == self.model.code
-        )
 
     def _take_back(self, sequence: Sequence, length: int) -> None:
         sequence.dropped += len(sequence.tokens) - length

@@ -145,6 +145,10 @@ class Sequence:
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
 
+    def runs(self, code: int, epoch: int) -> bool:
+        """Whether what model ``code`` says of an epoch holds: it is not over, not rebuilt, and there."""
+        return self.phase is Phase.ACTIVE and self.epoch == epoch and self.holder == code
+
     @property
     def output_tokens(self) -> int:
         """How many output tokens are committed, tentative ones included."""

@@ -101,9 +101,9 @@ def serve(sock: socket.socket) -> int:
 
 def _run(channel: WorkerChannel, worker: Worker, ahead: Ahead, step: Step) -> None:
     """Run a step, and those after it that the router leaves to this worker, until there is a message."""
-    ahead.told(step)
     while True:
         done = worker.run(step)
+        ahead.told(step)
         frame = encode(done)
         worker.wait()
         handles = ahead.handles(step, done)
