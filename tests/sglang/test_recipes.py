@@ -70,4 +70,4 @@ async def test_seeds_penalties_and_log_probabilities_mean_what_they_mean_on_torc
         assert (there.token_ids, there.models) == (here.token_ids, here.models)
         for one, other in zip(there.tokens, here.tokens, strict=True):
             assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
-            assert [token for token, _ in one.top_logprobs] == [token for token, _ in other.top_logprobs]
+            assert [best.id for best in one.top_logprobs] == [best.id for best in other.top_logprobs]
