@@ -205,7 +205,8 @@ class ModelActor:
                 sent = time.monotonic()
                 try:
                     done = await answer
-                    seconds = time.monotonic() - sent
+                    # A step that the worker began by itself may have ended before its turn came here.
+                    seconds = max(time.monotonic() - sent, done.ended - done.started)
                     check_answer(self.model, self._recipe, by_handle, step, done)
                 except TokenflowError as error:
                     await worker.fail(error)
