@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test exact algorithms clients test-sglang exact-sglang lint clean
+.PHONY: help demo test test-debug exact algorithms clients test-sglang exact-sglang lint clean
 
 VENV ?= .venv
 # SGLang wants other versions of nearly everything, and Python 3.11 exactly.
@@ -12,6 +12,11 @@ VENV_SGLANG ?= .venv-sglang
 PYTEST_SGLANG = PYTHONPATH=$(CURDIR)/tests/sglang/shims:$(CURDIR) $(VENV_SGLANG)/bin/python -m pytest -W ignore
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+
+# Where tasks, processes and sockets are: actors, faults, frames, the router, the server's life and its clients'.
+CONCURRENT = tests/actors tests/faults tests/wire tests/test_router.py tests/test_router_ahead.py \
+  tests/test_router_members.py \
+  $(addprefix tests/server/,test_gone.py test_health.py test_serve.py)
 
 # Tests and demo models are small: one thread each is fastest, and leaves the other cores to the workers.
 export OMP_NUM_THREADS ?= 1
@@ -28,21 +33,24 @@ demo: $(VENV)/.runtime ## Set up, then let two small trained models answer a wor
 test: lint ## Set up, then lint, type-check and run the tests
 	$(BIN)/python -m pytest --ignore=tests/exact --ignore=tests/clients --ignore=tests/sglang --ignore=tests/cuda
 
+test-debug: $(VENV)/.dev ## Set up, then run what is concurrent with asyncio's checks and a garbage collector in a hurry
+	PYTHONASYNCIODEBUG=1 $(BIN)/python -m pytest -p tests.strict $(CONCURRENT) --numprocesses=2 --timeout=300
+
 exact: $(VENV)/.dev ## Set up, then compare routed output with a naive reference over the whole matrix (long)
-	$(BIN)/python -m pytest tests/exact/test_matrix.py --timeout=3600 --numprocesses=2
+	$(BIN)/python -m pytest -raP tests/exact/test_matrix.py --timeout=3600 --numprocesses=2
 
 algorithms: $(VENV)/.dev ## Set up, then compare every algorithm in every form with its reference (longer)
-	$(BIN)/python -m pytest tests/exact/test_algorithms.py --timeout=3600 --numprocesses=2
+	$(BIN)/python -m pytest -raP tests/exact/test_algorithms.py --timeout=3600 --numprocesses=2
 
 clients: $(VENV)/.dev $(VENV)-clients/.made ## Set up, then let LangChain, LiteLLM and lm-eval ask a server (long)
 	TOKENFLOW_PYTHON=$(abspath $(BIN))/python $(VENV)-clients/bin/python -m pytest tests/clients --timeout=900 \
-	  --override-ini=filterwarnings=
+	  --confcutdir=tests/clients --override-ini=filterwarnings=
 
 test-sglang: $(VENV_SGLANG)/.installed ## Set up, then run the tests that need SGLang, on the CPU
 	$(PYTEST_SGLANG) tests/sglang --numprocesses=2
 
 exact-sglang: $(VENV_SGLANG)/.installed ## Set up, then compare algorithms on SGLang with their references (longer)
-	$(PYTEST_SGLANG) tests/exact/test_sglang.py --timeout=3600
+	$(PYTEST_SGLANG) -raP tests/exact/test_sglang.py --timeout=3600
 
 lint: $(VENV)/.dev ## Set up, then ruff and mypy only
 	$(BIN)/ruff check

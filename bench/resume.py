@@ -75,7 +75,7 @@ def main() -> None:
                 device=arguments.device,
                 dtype="float32",
                 kv_cache=8192,
-                max_requests=4,
+                max_requests=32,
                 prefix_cache=False,
             )
         )

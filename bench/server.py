@@ -7,11 +7,13 @@
 The demo pair answers its evaluation prompts, streamed, 16 and 64 at a time: once through :class:`Router` in
 one process, once through ``tokenflow serve``, with a client in a process of its own that only counts.  CPU
 time is that of the router process, without its workers.  Then prompts of 100,000 characters, as many tokens,
-are sent while others stream, and the delays of the event loop are read from the server's metrics.
+are sent while others stream, and the delays of the event loop are read from the server's metrics.  At last
+500 clients ask at once where 64 may wait: how soon do the others know, and what do they cost?
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -40,6 +42,9 @@ URL = f"http://127.0.0.1:{PORT}"
 MOST_TOKENS = 400
 LOOK_S = 0.004
 LONG_PROMPT = "7" * 100_000
+CROWD, WAITING = 500, 64
+WARM_UP = 128
+"""Prompts after which it is known when batches had best start."""
 
 
 def prompts(count: int) -> list[str]:
@@ -50,19 +55,24 @@ def prompts(count: int) -> list[str]:
 async def in_process(concurrency: int, count: int) -> dict[str, float]:
     """Tokens per second, and CPU microseconds per token, of streams in the router's own process."""
     tokens = 0
-    async with Router(ROOT / RECIPE) as router:
+
+    async def work(router: Router, todo: Iterator[str]) -> None:
+        nonlocal tokens
+        for prompt in todo:
+            async for event in router.stream(prompt, max_tokens=MOST_TOKENS):
+                tokens += len(event.tokens)
+
+    async def answer(router: Router, count: int) -> None:
         todo = iter(prompts(count))
-
-        async def work() -> None:
-            nonlocal tokens
-            for prompt in todo:
-                async for event in router.stream(prompt, max_tokens=MOST_TOKENS):
-                    tokens += len(event.tokens)
-
-        wall, cpu = time.perf_counter(), time.process_time()
         async with anyio.create_task_group() as tasks:
             for _ in range(concurrency):
-                tasks.start_soon(work)
+                tasks.start_soon(work, router, todo)
+
+    async with Router(ROOT / RECIPE) as router:
+        await answer(router, WARM_UP)
+        tokens = 0
+        wall, cpu = time.perf_counter(), time.process_time()
+        await answer(router, count)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return {"tokens": tokens, "tokens_per_s": tokens / wall, "cpu_us_per_token": cpu / tokens * 1e6}
 
@@ -114,7 +124,7 @@ def client(concurrency: int, count: int) -> None:
     measured as well.
     """
     todo = iter(prompts(count))
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     connections = [Connection(todo) for _ in range(concurrency)]
     while any(connection.open for connection in connections):
         time.sleep(LOOK_S)
@@ -122,13 +132,14 @@ def client(concurrency: int, count: int) -> None:
             if connection.open:
                 connection.read()
     seconds = time.perf_counter() - started
-    print(json.dumps({"tokens": sum(connection.tokens for connection in connections), "seconds": seconds}))
+    tokens = sum(connection.tokens for connection in connections)
+    print(json.dumps({"tokens": tokens, "seconds": seconds, "cpu_s": time.process_time() - cpu}))
 
 
 @contextmanager
-def served() -> Iterator[psutil.Process]:
+def served(*args: str) -> Iterator[psutil.Process]:
     """A running server's router process."""
-    command = [sys.executable, "-m", "tokenflow.cli", "serve", RECIPE, "--port", str(PORT)]
+    command = [sys.executable, "-m", "tokenflow.cli", "serve", RECIPE, "--port", str(PORT), *args]
     server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     try:
@@ -153,7 +164,12 @@ def over_http(server: psutil.Process, concurrency: int, count: int) -> dict[str,
     result = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
     spent = cpu_s(server) - before
     tokens, seconds = result["tokens"], result["seconds"]
-    return {"tokens": tokens, "tokens_per_s": tokens / seconds, "cpu_us_per_token": spent / tokens * 1e6}
+    return {
+        "tokens": tokens,
+        "tokens_per_s": tokens / seconds,
+        "cpu_us_per_token": spent / tokens * 1e6,
+        "client_cpu_us_per_token": result["cpu_s"] / tokens * 1e6,
+    }
 
 
 def long_prompts(count: int) -> None:
@@ -177,14 +193,48 @@ def delays() -> dict[str, float]:
     return {"timers": total, **{f"over_{bound}_s": total - count for bound, count in counts.items()}}
 
 
+async def crowd(times: int) -> dict[str, Any]:
+    """All of a crowd ask at once: how many get 503, and after how many milliseconds each from its request."""
+    refused: list[float] = []
+    body = json.dumps({"prompt": prompts(1)[0], "max_tokens": 50, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = time.perf_counter()
+        writer.write(head + body)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        if b" 503 " in answer.partition(b"\r\n")[0]:
+            assert b"retry-after: 1" in answer.lower()
+            refused.append(1e3 * (time.perf_counter() - asked))
+
+    for _ in range(times):
+        connections = [await asyncio.open_connection("127.0.0.1", PORT) for _ in range(CROWD)]
+        async with anyio.create_task_group() as tasks:
+            for connection in connections:
+                tasks.start_soon(ask, *connection)
+        for _, writer in connections:
+            writer.close()
+    refused.sort()
+    return {"refused": len(refused), "median_ms": refused[len(refused) // 2], "max_ms": refused[-1]}
+
+
+def crowded(times: int) -> dict[str, Any]:
+    """The same, and the memory of the router's process before and after."""
+    with served("--max-queued-reqs", str(WAITING)) as server:
+        asyncio.run(crowd(1))
+        before = server.memory_info().rss
+        result = asyncio.run(crowd(times))
+        return {**result, "grown_mib": (server.memory_info().rss - before) / 2**20}
+
+
 def measure(count: int) -> dict[str, Any]:
     result: dict[str, Any] = {"cores": os.cpu_count(), "concurrency": {}}
     for concurrency in (16, 64):
         own = uvloop.run(in_process(concurrency, count))
         result["concurrency"][concurrency] = {"in_process": own}
     with served() as server:
-        over_http(server, 16, 64)
         for concurrency in (16, 64):
+            over_http(server, concurrency, WARM_UP)
             http = over_http(server, concurrency, count)
             row = result["concurrency"][concurrency]
             row["http"] = http
@@ -194,6 +244,7 @@ def measure(count: int) -> dict[str, Any]:
             long_prompts(20)
             others.wait()
         result["event_loop"] = delays()
+    result["crowd"] = crowded(5)
     return result
 
 
@@ -202,7 +253,7 @@ def main() -> None:
     if sys.argv[1:2] == ["client"]:
         client(int(sys.argv[2]), int(sys.argv[3]))
         return
-    result = measure(int(sys.argv[1]) if sys.argv[1:] else 300)
+    result = measure(int(sys.argv[1]) if sys.argv[1:] else 500)
     for concurrency, row in result["concurrency"].items():
         for way in ("in_process", "http"):
             figures = row[way]
@@ -212,6 +263,7 @@ def main() -> None:
             )
         print(f"    throughput through HTTP: {row['throughput_ratio']:.1%} of that in process")
     print(f"delays of the event loop: {result['event_loop']}")
+    print(f"{CROWD} clients where {WAITING} may wait, five times: {result['crowd']}")
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,6 +125,23 @@ class Measured:
     elsewhere: float
 
 
+def pooled(first: Measured, second: Measured) -> Measured:
+    """Two runs of the same setting on different routes, as one."""
+    seconds = first.seconds + second.seconds
+    a, b = first.seconds / seconds, second.seconds / seconds
+    tokens_per_s = a * first.tokens_per_s + b * second.tokens_per_s
+    replayed_s = a * first.tokens_per_s / first.replayed + b * second.tokens_per_s / second.replayed
+    return Measured(
+        tokens_per_s=tokens_per_s,
+        replayed=tokens_per_s / replayed_s,
+        ratio=replayed_s,
+        half_width=math.hypot(a * first.half_width, b * second.half_width),
+        uncorrected=math.hypot(a * first.uncorrected, b * second.uncorrected),
+        seconds=seconds,
+        elsewhere=a * first.elsewhere + b * second.elsewhere,
+    )
+
+
 def compare(log: Log, predicted: tuple[FloatArray, FloatArray], elsewhere: float) -> Measured:
     """Compare a run with its replay, part by part."""
     seconds, tokens = log.timeline()
@@ -154,20 +171,21 @@ def run(
     policy: StartPolicy,
     p: float,
     looks_ahead: bool,
+    first_seed: int = 0,
 ) -> Measured:
     """Run a recipe for about so long, once it has found its policy, and compare it with the model."""
     tokens = max(40, round(seconds * _rate(model, policy, concurrency, p) / concurrency))
-    log = Log()
+    log, seeds = Log(), range(first_seed, first_seed + concurrency)
 
     async def requests() -> float:
         async with Router(given, observer=log) as router:
             await _settle(router, concurrency, looks_ahead)
             log.clear()
-            return await _run(router, concurrency, tokens)
+            return await _run(router, seeds, tokens)
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         elsewhere = runner.run(requests())
-    routes = [route(seed, tokens, p) for seed in range(concurrency)]
+    routes = [route(seed, tokens, p) for seed in seeds]
     return compare(log, replay_timeline(model, policy, routes, concurrency), elsewhere)
 
 
@@ -187,27 +205,24 @@ async def _settle(router: Router, concurrency: int, looks_ahead: bool) -> None:
         while looks_ahead and not hasattr(router.start_policy, "routing"):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         if looks_ahead:  # until smaller concurrencies are planned as well
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(1.0)
         for task in tasks:
             task.cancel()
     await asyncio.sleep(0.1)
 
 
-async def _run(router: Router, concurrency: int, tokens: int) -> float:
+async def _run(router: Router, seeds: Iterable[int], tokens: int) -> float:
     """Run requests until the first is done; processor time of other programs, in cores."""
-    before, began = _busy_elsewhere(), asyncio.get_running_loop().time()
+    before, began = busy_elsewhere(), asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(router.generate(PROMPT, seed=seed, max_tokens=tokens))
-            for seed in range(concurrency)
-        ]
+        tasks = [group.create_task(router.generate(PROMPT, seed=seed, max_tokens=tokens)) for seed in seeds]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
-    return (_busy_elsewhere() - before) / (asyncio.get_running_loop().time() - began)
+    return (busy_elsewhere() - before) / (asyncio.get_running_loop().time() - began)
 
 
-def _busy_elsewhere() -> float:
+def busy_elsewhere() -> float:
     """Seconds of processor time that everything but this process and its children has taken so far."""
     total = psutil.cpu_times()
     here = psutil.Process()

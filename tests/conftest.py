@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
 
 import psutil
@@ -41,6 +42,19 @@ def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
         process.kill()
     assert not tasks, f"tasks left behind: {tasks}"
     assert not children, f"child processes left behind: {children}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_to_complain_about() -> Iterator[None]:
+    """Fail a test in which asyncio reports an error: a task destroyed, an exception that nobody saw."""
+    complaints: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: complaints.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("asyncio")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    assert not complaints, f"asyncio complains: {complaints}"
 
 
 class Lent(Nursery):

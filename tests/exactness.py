@@ -51,8 +51,14 @@ async def unexcused(
         temperature=temperature,
         params=params or {},
     )
-    faults = {index: judge(recorded.traces[case, index], answer) for index, answer in completions.items()}
+    traces = {index: recorded.traces[case, index] for index in completions}
+    faults = {index: judge(traces[index], answer) for index, answer in completions.items()}
     assert faults
+    same = sum(
+        difference(trace, completions[index].token_ids, completions[index].models) is None
+        for index, trace in traces.items()
+    )
+    print(f"{case}, {concurrency} at once: {same} of {len(faults)} texts and traces are the reference's")
     return [f"{case}, prompt {index}: {fault}" for index, fault in faults.items() if fault is not None]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -225,6 +226,22 @@ def test_ctrl_c_while_generating_ends_soon_with_130() -> None:
         assert process.returncode == 130
         assert "Traceback" not in errors
         assert_gone(workers, within_s=0.5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_planner_ends_with_its_router(number: signal.Signals) -> None:
+    """It plans for up to 64 requests, for many seconds; a terminal's Ctrl-C does not reach it."""
+    with started("run", "recipes/sim.yaml", "hi", "--max-tokens", "4000") as process:
+        children = workers_of(process)
+        # A process that has been forked is its parent's copy for a moment.
+        while not (planners := [child for child in children if "tokenflow.planner" in child.cmdline()]):
+            children = workers_of(process)
+        assert os.getpgid(planners[0].pid) != os.getpgid(process.pid)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=5)
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        assert "Traceback" not in errors
+        assert_gone(children, within_s=3 if number == signal.SIGKILL else 0.5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

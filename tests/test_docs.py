@@ -15,7 +15,8 @@ from tokenflow.errors import RecipeError
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 ENGINES = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```yaml\n(.*?)```", GUIDE + ENGINES, re.DOTALL)
+FAULTS = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", GUIDE + ENGINES + FAULTS, re.DOTALL)
 PYTHON = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 ROUTES = {
     "slm": [{"when": "entropy > 0.1", "to": "llm", "send": "drop_last"}],

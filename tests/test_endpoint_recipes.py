@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -118,35 +119,47 @@ async def test_a_request_that_the_endpoint_fails_says_so_and_the_others_go_on(en
         assert [answer.usage.by_model["llm"] for answer in answers] == [5, 5, 5]
 
 
-@pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[str]:
-    """The base URL of tokenflow serving the large model alone, as a process of its own."""
-    recipe = tmp_path / "large.yaml"
-    recipe.write_text(
-        json.dumps(
-            {"name": "large", "entry": "llm", "models": {"llm": {"path": str(DEMO / "large"), **FLOAT}}}
-        )
-    )
+LARGE = {
+    "name": "large",
+    "entry": "llm",
+    "models": {"llm": {"path": str(DEMO / "large"), **FLOAT}},
+}
+
+
+@asynccontextmanager
+async def served(recipe: dict[str, Any], folder: Path) -> AsyncIterator[str]:
+    """The base URL of tokenflow serving a recipe, as a process of its own."""
+    file = folder / "served.yaml"
+    file.write_text(json.dumps(recipe))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tokenflow.cli", "serve", str(recipe), "--port", "0"),
+        *(sys.executable, "-m", "tokenflow.cli", "serve", str(file), "--port", "0"),
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert process.stderr is not None
-    while "ready in" not in (line := (await process.stderr.readline()).decode()):
-        assert line, "the server ended"
-    yield f"{line.split()[-1]}/v1"
-    process.terminate()
-    await process.communicate()
+    try:
+        while "ready in" not in (line := (await process.stderr.readline()).decode()):
+            assert line, "the server ended"
+        yield f"{line.split()[-1]}/v1"
+    finally:
+        process.terminate()
+        await process.communicate()
 
 
 @pytest.mark.skipif(find_spec("tokenflow.server") is None, reason="there is no server")
-async def test_tokenflow_is_an_endpoint_for_tokenflow(served: str) -> None:
+@pytest.mark.parametrize("there", [(LARGE, ""), (recipe(FLOAT), "pair/llm")], ids=["alone", "member"])
+async def test_tokenflow_is_an_endpoint_for_tokenflow(
+    there: tuple[dict[str, Any], str], tmp_path: Path
+) -> None:
+    """A recipe of one model, or one member of a recipe of several."""
+    served_recipe, model_id = there
     prompts = eval_prompts(200)[:6]
     request: dict[str, Any] = {"max_tokens": 60, "concurrency": 3}
     async with Router(recipe(FLOAT)) as router:
         local = await router.generate_many(prompts, **request)
-    there = {"engine": "openai", "endpoint": {"base_url": served, "span": 4}}
-    async with Router(recipe(there)) as router:
-        answers = await router.generate_many(prompts, **request)
+    async with served(served_recipe, tmp_path) as url:
+        remote = {"engine": "openai", "endpoint": {"base_url": url, "model_id": model_id, "span": 4}}
+        async with Router(recipe(remote)) as router:
+            answers = await router.generate_many(prompts, **request)
     assert [(one.token_ids, one.models) for one in answers] == [(one.token_ids, one.models) for one in local]
+    assert any("llm" in one.models for one in answers)

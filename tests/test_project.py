@@ -16,7 +16,7 @@ import tokenflow
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def test_the_newest_changelog_entry_is_this_version_or_unreleased() -> None:
@@ -36,13 +36,13 @@ def test_the_installed_package_has_the_version_of_the_project_file() -> None:
 
 
 def test_the_readme_names_only_make_targets_that_exist() -> None:
-    named = set(re.findall(r"\bmake ([a-z]+)", "\n".join(code_of(README))))
+    named = set(re.findall(r"\bmake ([a-z-]+)", "\n".join(code_of(README))))
     assert {"demo", "test"} <= named
     assert named <= TARGETS
 
 
 def test_the_checks_run_only_make_targets_that_exist() -> None:
-    named = re.findall(r"\bmake ([a-z]+)", (ROOT / ".ci" / "run").read_text())
+    named = re.findall(r"\bmake ([a-z-]+)", (ROOT / ".ci" / "run").read_text())
     assert "test" in named
     assert set(named) <= TARGETS
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tokenflow.errors import InvalidRequest
+from tokenflow.errors import ContextTooLong, InvalidRequest
 from tokenflow.prompts import (
     check_endpoints,
     check_known_ids,
     encode,
+    is_long,
     param_values,
     sampling_params,
-    text_length,
 )
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.types import EndpointConfig, SamplingParams
@@ -110,18 +110,42 @@ def test_messages_are_written_by_the_owner_of_the_template_with_its_variables(to
 
 
 @pytest.mark.parametrize(
-    ("prompt", "length"),
+    ("prompt", "long"),
     [
-        ("abc", 3),
-        ([1, 2, 3], 0),
-        ([], 0),
-        (7, 0),
-        ([{"role": "user", "content": "abc"}, {"role": "user"}, 3], 3),
-        ([{"role": "user", "content": [{"type": "text", "text": "ab"}, {"text": 3}, "c"]}], 3),
+        ("abc", False),
+        ("a" * 2001, True),
+        ([1] * 5000, False),
+        ([], False),
+        (7, False),
+        ([{"role": "user", "content": "abc"}, {"role": "user"}, 3], False),
+        ([{"role": "user", "content": "a" * 1999}, {"role": "user", "content": "ab"}], True),
+        ([{"role": "user", "content": [{"type": "text", "text": "ab"}, {"text": 3}, "c"]}], False),
+        ([{"role": "user", "content": [{"type": "text", "text": "a" * 2001}]}], True),
+        ([{"role": "user", "content": ""}] * 51, True),
     ],
 )
-def test_the_text_of_a_prompt_is_measured_before_it_is_checked(prompt: Any, length: int) -> None:
-    assert text_length(prompt) == length
+def test_whether_a_prompt_is_work_is_known_before_it_is_checked(prompt: Any, long: bool) -> None:
+    assert is_long(prompt) == long
+
+
+def test_a_conversation_without_end_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="can have 4096 messages at most, got 4097"):
+        encode([{"role": "user", "content": ""}] * 4097, tokenizer, 1000)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_it_is_listed(tokenizer: Tokenizer) -> None:
+    chat = [{"role": "user", "content": "hello"}]
+    for prompt in ("hello", chat, [1, 2, 3]):
+        count = len(encode(prompt, tokenizer, 1000))
+        assert len(encode(prompt, tokenizer, 1000, most=count)) == count
+        with pytest.raises(ContextTooLong, match=f"has {count} tokens, but .* holds {count - 1}$"):
+            encode(prompt, tokenizer, 1000, most=count - 1)
+
+
+def test_of_a_text_that_is_far_too_long_the_beginning_is_read(tokenizer: Tokenizer) -> None:
+    """It would take seconds and gigabytes."""
+    with pytest.raises(ContextTooLong, match=r"has more than 161 tokens, but .* holds 10$"):
+        encode("7" * 2**23, tokenizer, 1000, most=10)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,21 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: object, rule:
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("stop", ("a",) * 65, "stop can have 64 entries at most, got 65"),
+        ("stop", ("a", "b" * 1001), "stop can have texts of 1000 characters at most, got one of 1001"),
+        ("stop_token_ids", (1,) * 1025, "stop_token_ids can have 1024 entries at most, got 1025"),
+        ("logit_bias", dict.fromkeys(range(1025), 1.0), "logit_bias can have 1024 entries at most, got 1025"),
+    ],
+)
+def test_what_costs_something_with_every_token_is_bounded(name: str, value: object, rule: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    assert (str(caught.value), caught.value.param) == (rule, name)
+
+
 ANYTHING: st.SearchStrategy[Any] = (
     st.none()
     | st.booleans()

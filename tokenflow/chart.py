@@ -165,6 +165,7 @@ def _write_png(charts: Sequence[Chart], path: Path) -> None:
             if line.marked is not None:
                 axis.plot([line.marked], [line.points[line.marked]], "o", color=color)
         axis.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+        axis.locator_params(axis="x", integer=True)
         axis.legend()
         axis.grid(alpha=0.3)
     figure.tight_layout()

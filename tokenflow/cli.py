@@ -223,6 +223,7 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
     add("--served-model-name", "NAME", "what clients call the recipe (repeatable)", action="append")
     add("--api-key", "KEY", "ask clients for this key (repeatable)", action="append")
     add("--max-queued-reqs", "N", "most requests that wait; the others get 503 (256)")
+    add("--request-timeout", "SECONDS", "most that a response may take (no limit)")
     add("--max-model-len", "N", "most tokens of a request, prompt and output (the models' own limit)")
     add("--context-length", "N", argparse.SUPPRESS, dest="max_model_len")
     add("--drain-timeout", "SECONDS", "for open requests to end in after the first signal (30)")

@@ -10,6 +10,7 @@
     │  │  └─ ContextTooLong    the prompt cannot fit the recipe's context or KV cache
     │  ├─ RouteFailed          the recipe's own logic failed (livelock, wrong destination, bad receive)
     │  ├─ NonFiniteLogits      a model produced NaN or infinity for this request
+    │  ├─ DeadlyRequest        worker after worker died while it ran this request
     │  ├─ EndpointFailed       the endpoint that a model runs on did not answer, or refused
     │  ├─ RequestCancelled     the request was aborted by its owner or by a shutdown
     │  ├─ RequestTimeout       the request did not end within its time
@@ -93,6 +94,10 @@ class RouteFailed(RequestError):
 
 class NonFiniteLogits(RequestError):
     """A model produced NaN or infinity for this request."""
+
+
+class DeadlyRequest(RequestError):
+    """Worker after worker died while it ran this request: to try it again would cost some more."""
 
 
 class EndpointFailed(RequestError):

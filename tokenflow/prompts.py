@@ -9,11 +9,15 @@ from dataclasses import fields
 from typing import Any, cast
 
 from tokenflow.errors import InvalidRequest
-from tokenflow.text.tokenizer import Tokenizer
-from tokenflow.types import EndpointConfig, SamplingParams
+from tokenflow.text.tokenizer import Tokenizer, check_length
+from tokenflow.types import MAX_TOP_LOGPROBS, EndpointConfig, SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text as is, token ids, or chat messages (rendered with the entry model's chat template)."""
+
+_LONG_TEXT, _MANY_MESSAGES = 2_000, 50
+"""Characters, and messages, from which a prompt is work."""
+_MOST_MESSAGES = 4_096
 
 _SETTINGS = tuple(field.name for field in fields(SamplingParams))
 _FORMS = "a prompt is a text, a list of token ids or a list of chat messages"
@@ -62,6 +66,22 @@ def check_timeout(seconds: float | None) -> None:
         raise InvalidRequest(f"timeout must be a positive number of seconds, got {seconds!r}", "timeout")
 
 
+def check_many(prompts: object, concurrency: int) -> None:
+    """Many prompts are answered some at a time; :raises InvalidRequest: if it is one, or none at a time."""
+    if not isinstance(concurrency, int) or concurrency < 1:
+        raise InvalidRequest(
+            f"concurrency must be an integer of at least 1, got {concurrency!r}", "concurrency"
+        )
+    if isinstance(prompts, str):
+        raise InvalidRequest("generate_many takes a list of prompts, got one text", "prompts")
+
+
+def check_top(top: int) -> None:
+    """So many alternatives per token can be reported; :raises InvalidRequest: if not."""
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest(f"top must be between 0 and {MAX_TOP_LOGPROBS}, got {top}", "logprobs")
+
+
 def param_values(known: Mapping[str, float], given: Mapping[str, float] | None) -> tuple[float, ...]:
     """The value of every recipe parameter in recipe order; :raises InvalidRequest: for what is none."""
     given = {} if given is None else given
@@ -88,6 +108,7 @@ def encode(
     chat: Tokenizer | None = None,
     add_special_tokens: bool = True,
     template: Mapping[str, Any] | None = None,
+    most: int | None = None,
 ) -> list[int]:
     """Token ids of a prompt.
 
@@ -97,12 +118,14 @@ def encode(
     :param chat: writes messages, with its chat template; ``tokenizer`` if not given.
     :param add_special_tokens: put before a text what its model expects there.
     :param template: variables for the chat template.
+    :param most: tokens that it can have.
+    :raises ContextTooLong: if it has more.
     :raises InvalidRequest: if it is empty, none of the three forms, or has an id out of range.
     """
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidRequest("the prompt is empty; give at least one character", "prompt")
-        tokens = tokenizer.encode(prompt, add_special_tokens)
+        tokens = tokenizer.encode(prompt, add_special_tokens, most)
         if tokenizer.bos_id is not None and tokens[:2] == [tokenizer.bos_id] * 2:
             del tokens[0]
         return _known(tokens, limit)
@@ -111,24 +134,31 @@ def encode(
     if not prompt:
         raise InvalidRequest("the prompt is empty; give at least one token or message", "prompt")
     if isinstance(prompt[0], Mapping):
+        if len(prompt) > _MOST_MESSAGES:
+            raise InvalidRequest(
+                f"a conversation can have {_MOST_MESSAGES} messages at most, got {len(prompt)}", "prompt"
+            )
         messages = [_message(index, item) for index, item in enumerate(prompt)]
-        return _known((chat or tokenizer).render(messages, **(template or {})), limit)
+        return _known((chat or tokenizer).render(messages, template, most), limit)
+    check_length(len(prompt), most)
     if set(map(type, prompt)) != {int}:
         index, token = next((index, token) for index, token in enumerate(prompt) if type(token) is not int)
         raise InvalidRequest(f"{_FORMS}, got {type(token).__name__} at index {index}", "prompt")
     return _known(list(cast(Sequence[int], prompt)), limit)
 
 
-def text_length(prompt: Prompt) -> int:
-    """How many characters have to be tokenized, about."""
+def is_long(prompt: Prompt) -> bool:
+    """Whether it is work to make tokens of a prompt: more than a fraction of a millisecond."""
     if isinstance(prompt, str):
-        return len(prompt)
+        return len(prompt) > _LONG_TEXT
     if not isinstance(prompt, list | tuple) or not prompt or not isinstance(prompt[0], Mapping):
-        return 0
+        return False
+    if len(prompt) > _MANY_MESSAGES:
+        return True
     contents = (message.get("content") for message in prompt if isinstance(message, Mapping))
     parts = (part for content in contents for part in (content if isinstance(content, list) else [content]))
     texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
-    return sum(len(text) for text in texts if isinstance(text, str))
+    return sum(len(text) for text in texts if isinstance(text, str)) > _LONG_TEXT
 
 
 def _known(tokens: list[int], limit: int) -> list[int]:

@@ -5,14 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from types import TracebackType
 
 from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.system import ActorSystem
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.transcript import Transcript
-from tokenflow.types import Completion, Logprob, SamplingParams, StreamEvent, Timing, Token, Usage
+from tokenflow.types import (
+    Completion,
+    Logprob,
+    Reservation,
+    SamplingParams,
+    StreamEvent,
+    Timing,
+    Token,
+    Usage,
+)
 from tokenflow.wire.messages import Scored
+
+_MOST_BEHIND = 16
+"""Tokens that a reader of a stream may have missed and still gets one by one."""
 
 
 class Reader:
@@ -66,10 +79,17 @@ class Response(AsyncIterator[StreamEvent]):
     request on every model.  A slow reader gets larger events, never a backlog.
     """
 
-    def __init__(self, system: ActorSystem, open: Callable[[], Awaitable[tuple[Sequence, Reader]]]) -> None:
-        """``open`` makes the request when it is first waited for."""
+    def __init__(
+        self,
+        system: ActorSystem,
+        open: Callable[[], Awaitable[tuple[Sequence, Reader]]],
+        reservation: Reservation | None = None,
+    ) -> None:
+        """``open`` makes the request when it is first waited for; it is queued in a place of the reservation,
+        if there is one."""
         self._system = system
         self._open = open
+        self._reservation = reservation
         self._request: tuple[Sequence, Reader] | None = None
         self._names = {code: actor.model.name for code, actor in system.actors.items()}
         self._told = 0
@@ -79,6 +99,7 @@ class Response(AsyncIterator[StreamEvent]):
         """Check the request and queue it, without waiting for what it gains.
 
         :raises InvalidRequest: if the prompt or a sampling value is wrong.
+        :raises Overloaded: if too many requests wait already.
         :raises TokenflowError: if the router or a model it needs failed.
         """
         await self._begun()
@@ -101,8 +122,15 @@ class Response(AsyncIterator[StreamEvent]):
         reader.streaming = True
         while sequence.phase is not Phase.FINISHED and len(reader.texts) == self._told:
             await self._news(reader)
-        start, self._told = self._told, len(reader.texts)
-        if sequence.phase is Phase.FINISHED:
+        start, over = self._told, sequence.phase is Phase.FINISHED
+        left = (sequence.output_tokens if over else len(reader.texts)) - start
+        # Several tokens may have come at once; events tell them apart, unless the reader cannot keep up, or
+        # they have become final together.
+        if several := 1 < left <= _MOST_BEHIND and not sequence.rollback:
+            self._told += 1
+        else:
+            self._told = len(reader.texts)
+        if over and not several:
             self._ended = True
             shown = len("".join(reader.texts[:start]))
             completion = self._complete(sequence, reader)
@@ -135,9 +163,10 @@ class Response(AsyncIterator[StreamEvent]):
 
     async def _begun(self) -> tuple[Sequence, Reader]:
         if self._request is None:
-            with self._system.arriving():
+            reserved = self._reservation
+            with self._system.admission.reserve() if reserved is None else nullcontext(reserved) as place:
                 request = await self._open()
-                self._system.submit(request[0])
+                self._system.submit(request[0], place)
             self._request = request
         return self._request
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,29 +24,31 @@ from tokenflow.actors.system import ActorSystem, Observer
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.recipe import Recipe
 from tokenflow.dsl.weights import first_writer
-from tokenflow.errors import ContextTooLong, InvalidRequest, RouterClosed, TokenflowError
+from tokenflow.errors import RouterClosed, TokenflowError
 from tokenflow.members import Members, load_members
 from tokenflow.prompts import (
     Prompt,
     check_endpoints,
     check_known_ids,
+    check_many,
     check_timeout,
+    check_top,
     encode,
+    is_long,
     param_values,
     sampling_params,
-    text_length,
 )
 from tokenflow.random import DRAW, uniform
 from tokenflow.response import Reader, Response, scored_tokens
 from tokenflow.text.tokenizer import Tokenizer
-from tokenflow.types import MAX_TOP_LOGPROBS, Completion, Load, RouterStatus, SamplingParams, Token
+from tokenflow.types import Completion, Load, Reservation, RouterStatus, SamplingParams, Token
 
 if TYPE_CHECKING:
     from tokenflow.planner import Lookahead, RoutingModel, Thresholds
 
 _STOP_GRACE_S = 5.0
-_LONG_TEXT = 2_000
-"""Characters from which a prompt is tokenized in a thread, so that nobody else's tokens wait for it."""
+_READERS = 4
+"""Threads that make tokens of long prompts, so that nobody else's tokens wait for them; each needs memory."""
 _LONG_PROMPT = 4_000
 """Tokens from which a scored prompt is put together in a thread."""
 
@@ -63,7 +66,7 @@ class Router:
     :param overrides: ``key.path=value`` strings applied to the recipe, as ``--set`` on the command line; a
         compiled recipe takes none.
     :param observer: called with every step a worker has run (model name, step, reply), for measurements.
-    :param max_queued_requests: requests that may wait for memory; further ones are refused.
+    :param max_queued_requests: requests that may wait because they cannot begin yet; others are refused.
     :param max_queued_tokens: prompt tokens that the waiting requests may have together.
     :raises RecipeError: if the recipe is wrong; every problem is listed.
     """
@@ -89,6 +92,7 @@ class Router:
             self.recipe = load_recipe(recipe, overrides)
         self._observer = observer
         self._queue_limits = QueueLimits(max_queued_requests, max_queued_tokens)
+        self._readers = anyio.CapacityLimiter(_READERS)
         self._ids = itertools.count(1)
         self._members: Members | None = None
         self._system: ActorSystem | None = None
@@ -197,6 +201,7 @@ class Router:
         :raises ContextTooLong: if prompt and ``max_tokens`` exceed the recipe's smallest context or KV cache.
         :raises Overloaded: if too many requests wait already.
         :raises RequestTimeout: if the response took longer than ``timeout``.
+        :raises DeadlyRequest: if worker after worker died while it ran the request.
         :raises RequestError: if this request failed on the way.
         :raises RouterClosed: if the router is not running.
         """
@@ -210,19 +215,30 @@ class Router:
         params: Mapping[str, float] | None = None,
         timeout: float | None = None,
         member: str | None = None,
+        reservation: Reservation | None = None,
         **sampling: Any,
     ) -> Response:
         """The response as it grows: ``async for event in router.stream(...)``.
 
         Takes and raises what :meth:`generate` does, a wrong prompt at the first event.  Breaking out of
         the loop and dropping the response, or leaving ``async with router.stream(...)``, cancels it.
+
+        :param reservation: what :meth:`reserve` gave: a place of it is taken instead of a new one.
         """
         system, members = self._running()
         settings = sampling_params(sampling, self.recipe.sampling)
         values = param_values(self.recipe.params, params)
         check_timeout(timeout)
         only = members.model(member).code if member is not None else 0
-        return Response(system, partial(self._open, prompt, settings, values, only, timeout))
+        return Response(system, partial(self._open, prompt, settings, values, only, timeout), reservation)
+
+    def reserve(self, requests: int = 1) -> AbstractContextManager[Reservation]:
+        """Places in the queue for responses that belong together, all or none, to be taken inside ``with``.
+
+        :raises Overloaded: if too many requests wait already.
+        :raises RouterClosed: if the router is not running.
+        """
+        return self._running()[0].admission.reserve(requests)
 
     async def encode(
         self,
@@ -230,11 +246,13 @@ class Router:
         *,
         add_special_tokens: bool = True,
         template: Mapping[str, Any] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """Token ids of a prompt: what the models of the recipe get for it.
 
         :param add_special_tokens: put before a text what its model expects there.
         :param template: variables for the chat template, ``{"enable_thinking": False}`` say.
+        :param most: refuse a prompt of more tokens.
         :raises InvalidRequest: if the prompt is wrong.
         :raises RouterClosed: if the router is not running.
         """
@@ -247,9 +265,10 @@ class Router:
             chat=members.chat,
             add_special_tokens=add_special_tokens,
             template=template,
+            most=most,
         )
-        if text_length(prompt) > _LONG_TEXT:
-            return await to_thread.run_sync(work, abandon_on_cancel=True)
+        if is_long(prompt):
+            return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._readers)
         return work()
 
     async def score(self, prompt: Prompt, *, top: int = 0, member: str | None = None) -> tuple[Token, ...]:
@@ -264,16 +283,9 @@ class Router:
         """
         system, members = self._running()
         system.require_running()
-        if not 0 <= top <= MAX_TOP_LOGPROBS:
-            raise InvalidRequest(f"top must be between 0 and {MAX_TOP_LOGPROBS}, got {top}", "logprobs")
+        check_top(top)
         scorer = members.scorer(member)
-        tokens = await self.encode(prompt)
-        if len(tokens) > system.longest:
-            raise ContextTooLong(
-                f"the prompt has {len(tokens)} tokens, but the recipe's smallest context or KV cache holds "
-                f"{system.longest}",
-                "prompt",
-            )
+        tokens = await self.encode(prompt, most=system.longest)
         scored = (
             await system.scoring.score(system.actors[scorer.code], tokens, top) if len(tokens) > 1 else None
         )
@@ -288,12 +300,7 @@ class Router:
         ``request`` is what :meth:`generate` takes beside the prompt.  The first failure cancels the rest
         and is raised.
         """
-        if not isinstance(concurrency, int) or concurrency < 1:
-            raise InvalidRequest(
-                f"concurrency must be an integer of at least 1, got {concurrency!r}", "concurrency"
-            )
-        if isinstance(prompts, str):
-            raise InvalidRequest("generate_many takes a list of prompts, got one text", "prompts")
+        check_many(prompts, concurrency)
         done: dict[int, Completion] = {}
         todo = iter(enumerate(prompts))
 
@@ -341,7 +348,7 @@ class Router:
         timeout_s: float | None,
     ) -> tuple[Request, Reader]:
         system, members = self._running()
-        tokens = await self.encode(prompt)
+        tokens = await self.encode(prompt, most=system.longest)
         check_known_ids(sampling, members.vocab_limit)
         names = [model.name for model in self.recipe.models if only in (0, model.code)]
         check_endpoints(sampling, {n: e for n, e in members.endpoints.items() if n in names})

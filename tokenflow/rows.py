@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -46,7 +47,8 @@ class Ordered:
     def fail(self, index: int, row: Mapping[str, Any], error: RequestError) -> None:
         """A row failed."""
         self.failures += 1
-        print(f"tokenflow run: row {index}: {error}", file=sys.stderr)
+        with suppress(OSError):  # the output says it as well
+            print(f"tokenflow run: row {index}: {error}", file=sys.stderr)
         report = {
             **_copied(row),
             **({"prompt": row["prompt"]} if "prompt" in row else {}),

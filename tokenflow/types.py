@@ -30,10 +30,12 @@ class SamplingParams:
         the prompt or the output.
     :param presence_penalty: subtracted from the logit of every token in the output; in [-2, 2].
     :param frequency_penalty: subtracted once per occurrence in the output; in [-2, 2].
-    :param logit_bias: token id to a number added to its logit.
+    :param logit_bias: token id to a number added to its logit; at most 1,024.
     :param min_tokens: no end-of-sequence or stop token before this many output tokens.
-    :param stop: strings that end the response; never part of its text.
-    :param stop_token_ids: ids that end the response, beside the models' own end-of-sequence ids.
+    :param stop: strings that end the response; never part of its text.  At most 64, of at most 1,000
+        characters: each costs something with every token.
+    :param stop_token_ids: ids that end the response, beside the models' own end-of-sequence ids; at most
+        1,024.
     :param ignore_eos: do not end at the models' end-of-sequence ids.
     :param logprobs: report each token's log-probability under the distribution it was drawn from (after
         penalties, bias, temperature and truncation; for greedy at temperature 1 without truncation).
@@ -66,6 +68,10 @@ class SamplingParams:
             if not ok:
                 raise InvalidRequest(f"{param} must be {rule}, got {getattr(self, param)!r}", param)
 
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if isinstance(value, tuple | Mapping) and len(value) > most:
+                raise InvalidRequest(f"{name} can have {most} entries at most, got {len(value)}", name)
         for name in _NUMBERS:
             require(_is_number(getattr(self, name)), name, "a finite number")
         for name in ("top_k", "choice", "min_tokens", "top_logprobs"):
@@ -102,6 +108,11 @@ class SamplingParams:
             "stop",
             "texts of at least one character each, without lone surrogates",
         )
+        longest = max(map(len, self.stop), default=0)
+        if longest > _LONGEST_STOP:
+            raise InvalidRequest(
+                f"stop can have texts of {_LONGEST_STOP} characters at most, got one of {longest}", "stop"
+            )
         require(
             isinstance(self.stop_token_ids, tuple)
             and all(_is_int(t) and t >= 0 for t in self.stop_token_ids),
@@ -125,6 +136,8 @@ class SamplingParams:
 
 
 _LARGEST = sys.float_info.max
+_LONGEST_STOP = 1_000
+_MOST = {"stop": 64, "stop_token_ids": 1_024, "logit_bias": 1_024}
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -146,7 +159,10 @@ def _is_number(value: object) -> bool:
 
 def _is_text(value: str) -> bool:
     """Whether a string is not empty and can be encoded: half a surrogate pair cannot."""
-    return bool(value) and not any("\ud800" <= character <= "\udfff" for character in value)
+    try:
+        return bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +353,18 @@ class Load(NamedTuple):
     running: int
     queued: int
     slots: int
+
+
+@dataclass(eq=False, slots=True)
+class Reservation:
+    """Places in the queue for requests that come together.
+
+    :param left: places that no request has taken yet.
+    :param tokens: prompt tokens of its requests that wait.
+    """
+
+    left: int
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

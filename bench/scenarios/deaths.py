@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ import psutil
 from bench.scenarios.setup import (
     DEMO,
     RECIPE,
+    ROOT,
+    Answer,
     Broken,
+    Question,
     Steps,
+    ask_all,
     demo,
     load,
     quantiles,
@@ -29,6 +34,8 @@ from bench.scenarios.setup import (
     supervisors,
     undisturbed,
 )
+from tokenflow.dsl.ir import RecipeIR
+from tokenflow.dsl.load import load_recipe
 from tokenflow.errors import WorkerDied
 from tokenflow.router import Router
 
@@ -37,38 +44,92 @@ GONE_S = 3.0
 
 async def kills(options: argparse.Namespace) -> dict[str, Any]:
     """SIGKILLs of random workers under 32 concurrent requests."""
-    dice = random.Random(options.seed)
     asked = questions(64, options.seed)
     expected = await undisturbed(asked)
-    ready, recovered, steps = [], [], Steps()
     with tempfile.TemporaryDirectory() as folder:
-        async with Router(demo(Path(folder)), observer=steps) as router:
-            victims = supervisors(router)
-            rss = [psutil.Process().memory_info().rss]
-            started = time.monotonic()
-            async with load(router, asked, expected, 32) as counts:
-                for _ in range(options.kills):
-                    await asyncio.sleep(dice.uniform(0.05, 0.5))
-                    name, victim = dice.choice(sorted(victims.items()))
-                    worker = await victim.ready()
-                    killed = time.monotonic()
-                    os.kill(worker.pid, signal.SIGKILL)
-                    await worker.died.wait()
-                    await victim.ready()
-                    ready.append(time.monotonic() - killed)
-                    recovered.append(await steps.next(name) - killed)
-                    rss.append(psutil.Process().memory_info().rss)
-            seconds = time.monotonic() - started
+        return await killed(demo(Path(folder)), asked, expected, options.kills, options.seed)
+
+
+async def states(options: argparse.Namespace) -> dict[str, Any]:
+    """The same where rules remember: windows, momentums, text boundaries."""
+    facts: dict[str, Any] = {}
+    asked = questions(64, options.seed)
+    for name in ("rolling", "momentum", "step_boundary"):
+        source = DEMO / f"{name}.yaml"
+        expected = await undisturbed(asked, source)
+        with tempfile.TemporaryDirectory() as folder:
+            recipe = demo(Path(folder), source=source)
+            facts[name] = await killed(recipe, asked, expected, options.kills // 6, options.seed)
+    return facts
+
+
+async def simulated(options: argparse.Namespace) -> dict[str, Any]:
+    """The same where models are simulated, in processes of their own."""
+    recipe = load_recipe(ROOT / "recipes" / "sim.yaml")
+    asked = [Question("Q", {"max_tokens": 40, "seed": number}) for number in range(64)]
+    async with Router(recipe) as router:
+        expected = await ask_all(router, asked, 32)
+    return await killed(recipe, asked, expected, options.kills // 6, options.seed)
+
+
+async def killed(
+    recipe: RecipeIR, asked: Sequence[Question], expected: Sequence[Answer], kills: int, seed: int
+) -> dict[str, Any]:
+    """Kill workers of a recipe, each a moment after all were ready, while 32 requests run."""
+    dice = random.Random(seed)
+    known, ready, recovered, steps = [], [], [], Steps()
+    async with Router(recipe, observer=steps) as router:
+        victims = supervisors(router)
+        rss = [psutil.Process().memory_info().rss]
+        started = time.monotonic()
+        async with load(router, asked, expected, 32) as counts:
+            for _ in range(kills):
+                await asyncio.sleep(dice.uniform(0.05, 0.5))
+                name, victim = dice.choice(sorted(victims.items()))
+                worker = await victim.ready()
+                moment = time.monotonic()
+                os.kill(worker.pid, signal.SIGKILL)
+                await worker.died.wait()
+                known.append(time.monotonic() - moment)
+                await victim.ready()
+                ready.append(time.monotonic() - moment)
+                recovered.append(await steps.next(name) - moment)
+                rss.append(psutil.Process().memory_info().rss)
+        seconds = time.monotonic() - started
     require(not counts["lost"] and not counts["wrong"], f"requests were lost or changed: {dict(counts)}")
     return {
-        "kills": options.kills,
+        "kills": kills,
         "seconds": round(seconds, 1),
         "answered": counts["answered"],
         "lost": counts["lost"],
         "different": counts["wrong"],
+        "until_known": quantiles(known),
         "until_ready": quantiles(ready),
         "until_first_step": quantiles(recovered),
         "router_rss_mib": [round(rss[0] / 2**20), round(rss[-1] / 2**20)],
+    }
+
+
+async def degrade(options: argparse.Namespace) -> dict[str, Any]:
+    """The large model is given up: all requests are answered, and later ones by the small model alone."""
+    asked = questions(32, options.seed)
+    alone = [Question(question.prompt, {**question.sampling, "params": {"tau": 1.0}}) for question in asked]
+    expected = await undisturbed(alone)
+    lives = [{"die_at": 100}, *[{"die_loading": 1}] * 9]
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = demo(Path(folder), {"llm": lives}, on_failure="degrade", restarts=2)
+        async with Router(recipe) as router:
+            during: list[Answer] = []
+            async with asyncio.timeout(120):
+                while supervisors(router)["llm"].error is None:
+                    during += await ask_all(router, asked, 32)
+            after = await ask_all(router, asked, 32)
+    require(after == expected, "without the large model the small one answers otherwise than alone")
+    return {
+        "answered_while_it_died": len(during),
+        "of_which_without_the_large_model": sum("llm" not in answer.models for answer in during),
+        "answered_after": len(after),
+        "after_as_the_small_model_alone": True,
     }
 
 

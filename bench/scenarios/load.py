@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
 import random
-import statistics
+import sys
 import tempfile
 import time
+from array import array
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +32,18 @@ from bench.scenarios.setup import (
     supervisors,
     undisturbed,
 )
+from bench.scenarios.trend import trend
+from tokenflow.dsl.ir import RecipeIR
 from tokenflow.errors import ContextTooLong, NonFiniteLogits, RequestCancelled, RouteFailed
 from tokenflow.response import Response
 from tokenflow.router import Router
 from tokenflow.text.tokenizer import Tokenizer
+from tokenflow.wire.messages import Step, StepDone
+
+SAMPLE_S = 1.0
+FLAT_MIB = 10.0
+FLAT_BLOCKS = 50_000.0
+"""Growth per hour that would go unnoticed for days: of a process, and of what Python has allocated in it."""
 
 
 async def cancels(options: argparse.Namespace) -> dict[str, Any]:
@@ -121,17 +132,20 @@ async def memory(options: argparse.Namespace) -> dict[str, Any]:
     asked = questions(64, options.seed)
     expected = await undisturbed(asked)
     longest = max(len(answer.tokens) for answer in expected) + 80
+    opens = Opens()
     with tempfile.TemporaryDirectory() as folder:
         recipe = demo(Path(folder), kv_cache=4 * longest)
-        async with Router(recipe) as router:
+        async with Router(recipe, observer=opens) as router:
             started = time.monotonic()
             done = await asyncio.gather(
                 *(router.generate(question.prompt, **question.sampling) for question in asked)
             )
             seconds = time.monotonic() - started
     require([answer_of(completion) for completion in done] == expected, "answers changed")
-    waits = [completion.timing.ttft_s for completion in done]
-    service = [completion.timing.latency_s - completion.timing.ttft_s for completion in done]
+    # Whoever is older is admitted first and preempted last: nobody waits for more than those before him.
+    require(opens.begun == sorted(opens.begun), f"somebody who came later began earlier: {opens.begun}")
+    waits = [completion.timing.queued_s for completion in done]
+    service = [completion.timing.latency_s - completion.timing.queued_s for completion in done]
     bound = 64 / 4 * max(service)
     require(max(waits) <= bound, f"somebody waited {max(waits):.1f} s; 16 turns take {bound:.1f} s")
     return {
@@ -139,10 +153,28 @@ async def memory(options: argparse.Namespace) -> dict[str, Any]:
         "kv_cache_tokens": 4 * longest,
         "seconds": round(seconds, 2),
         "different": 0,
+        "began_in_order_of_arrival": True,
         "wait": quantiles(waits),
+        "first_token": quantiles([completion.timing.ttft_s for completion in done]),
         "longest_service_ms": round(max(service) * 1e3, 1),
-        "served_in_order_of_arrival": waits == sorted(waits),
+        "preempted": len(opens.rebuilt),
+        "most_preemptions_of_one": max(opens.rebuilt.values(), default=0),
     }
+
+
+class Opens:
+    """Which requests began at the entry, in order, and how often each was rebuilt after a preemption."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.rebuilt: dict[int, int] = {}
+
+    def __call__(self, model: str, step: Step, done: StepDone) -> None:
+        for opened in step.open:
+            if opened.epoch:
+                self.rebuilt[opened.handle] = max(self.rebuilt.get(opened.handle, 0), opened.epoch)
+            elif model == "slm":
+                self.begun.append(opened.handle)
 
 
 async def mixed(options: argparse.Namespace) -> dict[str, Any]:
@@ -169,41 +201,62 @@ async def mixed(options: argparse.Namespace) -> dict[str, Any]:
     return {"good": len(good), "different": 0, "failed": kinds}
 
 
+def allocated(recipe: RecipeIR, process: str) -> int:
+    """Blocks of memory that Python holds: in this process, or in a worker when it last said so."""
+    if process == "router":
+        return sys.getallocatedblocks()
+    said = Path(recipe.model(process).config.path) / "blocks"
+    return int(said.read_text()) if said.exists() else 0
+
+
+def tenths(values: Sequence[float]) -> list[float]:
+    """What was measured at the start, after a tenth of the time, and so on to the end."""
+    last = len(values) - 1
+    return [values[last * part // 10] for part in range(11)]
+
+
 async def soak(options: argparse.Namespace) -> dict[str, Any]:
     """Answers, cancels and preemptions for a long time: memory stays flat."""
     dice = random.Random(options.seed)
     asked = questions(64, options.seed)
     expected = await undisturbed(asked)
-    samples: list[tuple[float, dict[str, float]]] = []
+    # Arrays of numbers: what is measured must not grow by being measured.
+    times = array("d")
     with tempfile.TemporaryDirectory() as folder:
         recipe = demo(Path(folder), kv_cache=12 * 300, max_requests=16)
         async with Router(recipe) as router:
             processes = {"router": psutil.Process()}
             processes |= {name: psutil.Process(victim.pid) for name, victim in supervisors(router).items()}
+            rss = {name: array("d") for name in processes}
+            objects = {name: array("d") for name in processes}
             started = time.monotonic()
             async with load(router, asked, expected, 16) as counts:
                 number = 0
-                while (now := time.monotonic() - started) < options.duration:
-                    if number % 50 == 0:
+                while (now := time.monotonic() - started) < options.seconds:
+                    if now >= len(times) * SAMPLE_S:
                         gc.collect()
-                        rss = {name: process.memory_info().rss / 2**20 for name, process in processes.items()}
-                        samples.append((now, rss))
+                        times.append(now)
+                        for name, process in processes.items():
+                            rss[name].append(process.memory_info().rss / 2**20)
+                            objects[name].append(allocated(recipe, name))
                     await cancelled(router, asked[number % len(asked)], number, dice)
                     number += 1
     require(not counts["lost"] and not counts["wrong"], f"requests were lost or changed: {dict(counts)}")
-    hours = [seconds / 3600 for seconds, _ in samples if seconds > options.duration / 5]
-    steady = [rss for _, rss in samples][-len(hours) :]
-    slopes = {
-        name: round(statistics.linear_regression(hours, [rss[name] for rss in steady]).slope, 2)
-        for name in processes
-    }
-    ends = samples[0][1], samples[-1][1]
-    return {
-        "seconds": options.duration,
+    trends = {name: trend(times, values) for name, values in rss.items()}
+    verdicts = {name: found.verdict(FLAT_MIB) for name, found in trends.items()}
+    held = {name: trend(times, values) for name, values in objects.items()}
+    verdicts |= {f"objects of {name}": found.verdict(FLAT_BLOCKS) for name, found in held.items()}
+    facts = {
+        "seconds": options.seconds,
         "answered": counts["answered"],
         "cancelled": number,
         "lost": counts["lost"],
         "different": counts["wrong"],
-        "rss_mib": {name: [round(rss[name], 1) for rss in ends] for name in processes},
-        "slope_mib_per_hour": slopes,
+        "rss_mib": {name: [round(value, 1) for value in tenths(values)] for name, values in rss.items()},
+        "slope_mib_per_hour": {name: str(found) for name, found in trends.items()},
+        "slope_objects_per_hour": {name: str(found) for name, found in held.items()},
+        "flat_below": {"mib_per_hour": FLAT_MIB, "objects_per_hour": FLAT_BLOCKS},
+        "verdict": verdicts,
     }
+    require("grows" not in verdicts.values(), json.dumps(facts))
+    return facts

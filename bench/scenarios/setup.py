@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tests.faults.chaos import ENGINE
 from tokenflow.actors.supervisor import Supervisor
-from tokenflow.dsl.ir import RecipeIR
+from tokenflow.dsl.ir import OnFailure, RecipeIR
 from tokenflow.dsl.load import load_recipe
 from tokenflow.router import Router
 from tokenflow.types import Completion
@@ -26,6 +26,8 @@ from tokenflow.wire.messages import Step, StepDone
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "recipes" / "demo"
 RECIPE = ROOT / "recipes" / "demo.yaml"
+AUTO = "batching={policy: auto}"
+"""Batches start as by default, not at once as in the demo."""
 MODELS = {"slm": "small", "llm": "large"}
 TOKENS = 160
 
@@ -73,6 +75,7 @@ def demo(
     lives: dict[str, list[dict[str, Any]]] | None = None,
     *,
     source: Path = RECIPE,
+    on_failure: OnFailure = "fail",
     **config: Any,
 ) -> RecipeIR:
     """A recipe over the demo pair, with these faults (:mod:`tests.faults.chaos`).
@@ -81,7 +84,7 @@ def demo(
     :param config: set for both models.
     """
     models = []
-    recipe = load_recipe(source)
+    recipe = load_recipe(source, [AUTO] if source.suffix == ".yaml" else [])
     for model in recipe.models:
         path = folder / model.name
         path.mkdir()
@@ -90,7 +93,7 @@ def demo(
         plan = {"engine": "torch", "lives": (lives or {}).get(model.name, [])}
         (path / "chaos.json").write_text(json.dumps(plan))
         models.append(replace(model, config=replace(model.config, path=str(path), engine=ENGINE, **config)))
-    return replace(recipe, models=tuple(models))
+    return replace(recipe, models=tuple(models), on_failure=on_failure)
 
 
 def books(recipe: RecipeIR) -> dict[str, dict[str, int]]:
@@ -127,9 +130,9 @@ async def ask_all(router: Router, asked: Sequence[Question], concurrency: int) -
     return [answers[index] for index in range(len(asked))]
 
 
-async def undisturbed(asked: Sequence[Question]) -> list[Answer]:
+async def undisturbed(asked: Sequence[Question], source: Path = RECIPE) -> list[Answer]:
     with tempfile.TemporaryDirectory() as folder:
-        async with Router(demo(Path(folder))) as router:
+        async with Router(demo(Path(folder), source=source)) as router:
             return await ask_all(router, asked, 32)
 
 

@@ -47,6 +47,41 @@ def test_the_books_equal_a_sum_over_what_is_held(
         assert ledger.admits(next_length) == (free_slot and fits(pools, [*lengths, next_length]))
 
 
+@given(
+    pools=POOLS,
+    others=st.lists(st.integers(1, 40), max_size=3),
+    length=st.integers(1, 60),
+    more=st.integers(0, 60),
+    grown=st.integers(0, 60),
+)
+def test_what_is_reserved_is_booked_if_it_fits_and_growing_into_it_takes_nothing_more(
+    pools: dict[str, Pool], others: list[int], length: int, more: int, grown: int
+) -> None:
+    ledger = Ledger(pools)
+    for request, other in enumerate(others, 1):
+        ledger.hold(request, other)
+    ledger.hold(0, length)
+    before = ledger.use()
+    booked = ledger.reserve(0, length + more)
+    wanted = Ledger(pools)
+    for request, other in enumerate([length + more, *others]):
+        wanted.hold(request, other)
+    if wanted.use() == before or not wanted.overdrawn:
+        assert booked >= length + more
+        assert ledger.use() == wanted.use()
+    else:
+        assert booked < length + more
+        assert ledger.use() == before
+    assert booked >= length
+    after = ledger.use()
+    ledger.hold(0, min(length + grown, booked))
+    assert ledger.use() == after
+    ledger.release(0)
+    for request, other in enumerate(others, 1):
+        ledger.hold(request, other)
+    assert len(ledger) == len(others)
+
+
 @given(pools=POOLS)
 def test_the_longest_request_fits_alone_and_one_token_more_does_not(pools: dict[str, Pool]) -> None:
     longest = Ledger(pools).longest

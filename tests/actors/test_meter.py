@@ -119,3 +119,17 @@ def test_one_hiccup_does_not_count_for_more_than_a_few_steps() -> None:
     meter = filled()
     meter.stepped(0, 3, 5.0)
     assert meter.model().step_ms(0, 1) < 7
+
+
+def test_steps_that_vary_are_planned_for_in_coarser_quanta() -> None:
+    source = random.Random(1)
+    quanta = []
+    for jitter in (0.0, 0.03, 0.2):
+        meter = Meter(["one"], 0)
+        for _ in range(400):
+            meter.moved(0, 0, 1)
+            meter.stepped(0, 1, 0.006 * (1 + jitter * source.uniform(-2, 2)))
+        meter.fold()
+        assert meter.jitter == pytest.approx(jitter, rel=0.25)
+        quanta.append(meter.model().quantum_ms)
+    assert quanta == [pytest.approx(0.1), pytest.approx(0.18, rel=0.3), pytest.approx(0.4, rel=0.2)]

@@ -121,10 +121,70 @@ async def test_a_nursery_that_is_lost_takes_its_workers_along_and_is_replaced(
         await other.stop(5)
         monkeypatch.setattr("tokenflow.actors.nursery._BIRTH_S", 0.2)
         os.kill(nursery.pid, signal.SIGSTOP)
-        with pytest.raises(WorkerDied, match=r"^the nursery \(pid \d+\) ended with signal 9"):
+        said = r"^the nursery \(pid \d+\) ended with signal 9 \(SIGKILL\) after 0.2 s in which no worker"
+        with pytest.raises(WorkerDied, match=said):
             await WorkerProcess(hello(tmp_path), nursery.launch).start(tasks)
         await nursery.stop()
         tasks.cancel_scope.cancel()
+
+
+async def test_a_nursery_that_is_stopped_while_it_warms_up_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tokenflow.actors.nursery._WARM_S", 0.1)
+    monkeypatch.setattr("tokenflow.actors.nursery.COMMAND", ("/bin/sh", "-c", "kill -STOP $$"))
+    nursery = Nursery()
+    with pytest.raises(WorkerDied, match=r"signal 9 \(SIGKILL\) after 0.1 s in which it was not ready$"):
+        await nursery.warm_up()
+    await nursery.stop()
+
+
+async def test_the_end_of_a_worker_is_seen_though_the_nursery_is_stopped(tmp_path: Path) -> None:
+    nursery = Nursery()
+    async with anyio.create_task_group() as tasks:
+        workers = [WorkerProcess(hello(tmp_path), nursery.launch) for _ in range(2)]
+        for worker in workers:
+            await worker.start(tasks)
+        os.kill(nursery.pid, signal.SIGSTOP)
+        with anyio.fail_after(4):
+            os.kill(workers[0].pid, signal.SIGKILL)
+            await workers[0].died.wait()
+            assert "ended with an exit code that nobody saw" in str(workers[0].error)
+            await workers[1].stop(5)
+        await nursery.stop()
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_nursery_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+    nursery = Nursery()
+    async with anyio.create_task_group() as tasks:
+        worker = WorkerProcess(hello(tmp_path), nursery.launch)
+        await worker.start(tasks)
+        pid = nursery.pid
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(worker.pid, signal.SIGKILL)
+        await worker.died.wait()
+        os.kill(pid, signal.SIGCONT)
+        other = WorkerProcess(hello(tmp_path), nursery.launch)
+        await other.start(tasks)
+        assert nursery.pid == pid
+        await other.stop(5)
+        await nursery.stop()
+        tasks.cancel_scope.cancel()
+
+
+async def test_forks_and_ends_leak_no_descriptor(nursery: Nursery, tmp_path: Path) -> None:
+    counts = []
+    for _ in range(3):
+        async with anyio.create_task_group() as tasks:
+            worker = WorkerProcess(hello(tmp_path), nursery.launch)
+            await worker.start(tasks)
+            os.kill(worker.pid, signal.SIGKILL)
+            await worker.died.wait()
+            tasks.cancel_scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        counts.append(_open_files())
+    assert counts[1] == counts[2]
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -138,6 +198,10 @@ def test_a_nursery_goes_with_its_router(warm: bool) -> None:
     started = time.monotonic()
     process.wait(GONE_S)
     assert time.monotonic() - started < GONE_S
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def _sockets(pid: int) -> set[str]:

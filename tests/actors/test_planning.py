@@ -44,6 +44,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[J
     asked.touch()
     monkeypatch.setattr(planning, "_COMMAND", (sys.executable, "-c", PLANNER, str(asked)))
     monkeypatch.setattr(planning, "_TICK_S", 0.01)
+    monkeypatch.setattr(planning, "_SHORT_S", 0.0)
     monkeypatch.setattr(planning, "_PAUSE_S", 0.05)
     return lambda: [read_job(line) for line in asked.read_text().splitlines()]
 
@@ -51,11 +52,19 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[J
 class Load:
     """A load that tests change, and the tables that follow it."""
 
-    def __init__(self, policy: Any, meter: Meter, active: int, assumed: Any = None, slots: int = 64) -> None:
+    def __init__(
+        self,
+        policy: Any,
+        meter: Meter,
+        active: int,
+        assumed: Any = None,
+        slots: int = 64,
+        spare: bool = True,
+    ) -> None:
         self.active = active
         self.tables: list[PolicyTable] = []
         self.planning = Planning(
-            policy, meter, lambda: assumed, lambda: self.active, slots, self.tables.append
+            policy, meter, lambda: assumed, lambda: self.active, slots, self.tables.append, spare
         )
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -143,6 +152,51 @@ async def test_a_single_request_needs_no_plan(jobs: Any, active: int) -> None:
     with anyio.move_on_after(0.5):
         await load.until(lambda: False)
     assert jobs() == []
+
+
+async def test_a_load_that_is_soon_over_needs_no_plan(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_SHORT_S", 0.3)
+    load = Load("auto", filled(), 8)
+
+    async def breathe() -> None:
+        """Up and down every 0.1 s, and then up to stay."""
+        for _ in range(5):
+            await anyio.sleep(0.1)
+            load.active = 0
+            await anyio.sleep(0.1)
+            load.active = 8
+        asked.append(len(jobs()))
+
+    asked: list[int] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(breathe)
+        await load.until(lambda: bool(load.tables))
+    assert asked == [0]
+
+
+async def test_where_models_need_all_cores_only_a_load_that_lasts_is_planned_for_and_rarely(
+    jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "_SHORT_BUSY_S", 0.3)
+    monkeypatch.setattr(planning, "_BUSY_PAUSE", 1000)
+    meter = filled()
+    load = Load("auto", meter, 4, spare=False)
+    began, asked = anyio.current_time(), list[float]()
+
+    def change() -> bool:
+        if jobs():
+            asked.append(anyio.current_time())
+        if len(load.tables) == 3:
+            for _ in range(3000):
+                meter.moved(0, 1, 0)
+                meter.moved(1, 0, 1)
+        return False
+
+    with anyio.move_on_after(2.0):
+        await load.until(change)
+    assert asked[0] - began >= 0.3
+    assert len(load.tables) == 3
+    assert len(jobs()) == 1
 
 
 async def test_a_planner_that_fails_leaves_batches_as_they_are(

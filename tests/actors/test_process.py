@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -215,6 +216,25 @@ async def test_only_the_end_of_a_flood_on_stderr_is_kept() -> None:
         assert lines[:-1] == [f"  line {number}" for number in range(981, 1000)]
         assert set(lines[-1][2:-1]) == {"x"} and lines[-1].endswith("y")
         assert len(lines[-1]) < 5000
+
+
+async def test_of_a_flood_only_the_beginning_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    slm = worker("""
+        text = "".join(f"line {number}\\n" for number in range(50_000))
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        os._exit(1)
+    """)
+    async with scope(slm) as tasks:
+        with pytest.raises(WorkerDied) as caught:
+            await slm.start(tasks)
+    assert str(caught.value).splitlines()[1:] == [f"  line {number}" for number in range(49_980, 50_000)]
+    logged = [record.message for record in caplog.records if record.name == "tokenflow.worker"]
+    lines = [line for line in logged if " line " in line]
+    assert lines[:3] == ["[slm] line 0", "[slm] line 1", "[slm] line 2"]
+    assert 1000 <= len(lines) < 10_000
+    withheld = [int(re.search(r"\.\.\. and (\d+) more lines", line)[1]) for line in logged if "more" in line]
+    assert sum(withheld) + len(lines) == 50_000
 
 
 async def test_stderr_that_is_no_text_is_reported_all_the_same() -> None:

@@ -169,6 +169,31 @@ async def test_a_replacement_that_does_not_fit_or_cannot_start_counts_as_a_death
     assert watched.conditions.count(Condition.RESTARTING) == 3
 
 
+async def test_a_replacement_with_less_room_than_the_first_is_replaced_as_well(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Requests were admitted by what the first had; the memory of the dead may take a while to come back."""
+    capacity = READY.kv_capacity
+    less, more = (
+        SERVE.replace("send(ready)", f"send(msgspec.structs.replace(ready, kv_capacity={tokens}))")
+        for tokens in (capacity - 1, capacity + 1)
+    )
+    assert less != SERVE
+    watched = Watched(Scripts(SERVE, f"import msgspec\n{less}", f"import msgspec\n{more}"))
+    async with running(watched):
+        os.kill(watched.supervisor.pid, signal.SIGKILL)
+        await watched.until(Condition.READY, times=2)
+    assert f"has a kv_capacity of {capacity - 1}, and the first had {capacity}; another one" in caplog.text
+    assert watched.conditions.count(Condition.RESTARTING) == 2
+
+
+async def test_a_first_worker_that_cannot_be_started_is_no_bare_error_of_the_system() -> None:
+    watched = Watched(Scripts("no process"))
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(WorkerDied, match=r"^a worker of model 'slm' cannot be started: \[Errno 11\]"):
+            await watched.supervisor.start(tasks)
+
+
 async def test_a_stop_during_the_back_off_starts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenflow.actors.supervisor._FIRST_BACKOFF_S", 60.0)
     scripts = Scripts(SERVE, DIES)

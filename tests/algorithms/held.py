@@ -27,7 +27,7 @@ def watched() -> Iterator[list[Held]]:
     engine has a slot for a request that is gone.
     """
     held: list[Held] = []
-    original = ModelWorker._step
+    original = ModelWorker.run
 
     def watching(self: Any, step: Step) -> StepDone:
         done = original(self, step)
@@ -44,5 +44,5 @@ def watched() -> Iterator[list[Held]]:
         return done
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelWorker, "_step", watching)
+        patch.setattr(ModelWorker, "run", watching)
         yield held

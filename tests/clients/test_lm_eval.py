@@ -26,7 +26,7 @@ WRITING = {
     "task": "demo_write",
     "output_type": "generate_until",
     "doc_to_text": "{{prompt}}",
-    "doc_to_target": "{{reference}}",
+    "doc_to_target": "reference",
     "target_delimiter": "",
     "generation_kwargs": {"until": ["\n", ". A"], "max_gen_toks": 60, "temperature": 0, "do_sample": False},
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
@@ -70,12 +70,12 @@ def tasks(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) 
     return TaskManager(include_path=str(folder))
 
 
-def evaluate(base_url: str, tasks: TaskManager, task: str, kind: str) -> dict[str, Any]:
+def evaluate(base_url: str, tasks: TaskManager, task: str, kind: str, **arguments: object) -> dict[str, Any]:
     path = "completions" if kind == "local-completions" else "chat/completions"
-    arguments = {"model": MODEL, "base_url": f"{base_url}/{path}", "num_concurrent": 4, "max_retries": 1}
+    server = {"model": MODEL, "base_url": f"{base_url}/{path}", "num_concurrent": 4, "max_retries": 1}
     result = simple_evaluate(
         model=kind,
-        model_args=arguments,
+        model_args={**server, **arguments},
         tasks=[task],
         task_manager=tasks,
         log_samples=True,
@@ -106,23 +106,28 @@ def test_likelihoods_are_those_of_the_model(base_url: str, tasks: TaskManager) -
     assert result["results"]["demo_choice"]["acc,none"] == right / len(samples)
 
 
-@pytest.mark.parametrize("kind", ["local-completions", "local-chat-completions"])
+@pytest.mark.parametrize("sent", ["token ids", "text", "messages"])
 def test_texts_are_those_of_the_recipe(
-    base_url: str, tasks: TaskManager, rows: list[dict[str, Any]], kind: str
+    base_url: str, tasks: TaskManager, rows: list[dict[str, Any]], sent: str
 ) -> None:
-    result = evaluate(base_url, tasks, "demo_write", kind)
+    """With the server's tokenizer the harness sends token ids without the BOS token that a text gets."""
+    kind = "local-chat-completions" if sent == "messages" else "local-completions"
+    arguments = {"tokenized_requests": False} if sent == "text" else {}
+    result = evaluate(base_url, tasks, "demo_write", kind, **arguments)
     samples = sorted(result["samples"]["demo_write"], key=lambda sample: sample["doc_id"])
-    chat = kind == "local-chat-completions"
-    asked = [
-        {"messages": [{"role": "user", "content": row["prompt"]}]} if chat else {"prompt": row["prompt"]}
-        for row in rows
-    ]
+    asked: list[dict[str, Any]]
+    if sent == "token ids":
+        asked = [{"prompt_ids": ids} for ids in without_special([row["prompt"] for row in rows])]
+    elif sent == "text":
+        asked = [{"prompt": row["prompt"]} for row in rows]
+    else:
+        asked = [{"messages": [{"role": "user", "content": row["prompt"]}]} for row in rows]
     stops = [argument for stop in ("\n", ". A") for argument in ("--stop", stop)]
     own = [row["text"] for row in run(asked, "--max-tokens", "60", *stops)]
     assert [sample["resps"][0][0] for sample in samples] == own
     right = sum(text == row["reference"] for text, row in zip(own, rows, strict=True))
     assert result["results"]["demo_write"]["exact_match,none"] == right / len(rows)
-    assert chat or right > len(rows) // 2
+    assert sent == "messages" or right > len(rows) // 2
 
 
 def pairs(sample: dict[str, Any]) -> list[tuple[str, str]]:
@@ -144,3 +149,18 @@ def direct(asked: list[tuple[str, str]]) -> list[tuple[float, bool]]:
         command, cwd=ROOT, input=json.dumps(asked), capture_output=True, text=True, check=True
     )
     return [(float(total), bool(greedy)) for total, greedy in json.loads(done.stdout)]
+
+
+def without_special(texts: list[str]) -> list[list[int]]:
+    """Token ids of texts, from the tokenizer itself."""
+    program = (
+        "import json, sys; from tokenizers import Tokenizer; "
+        "tokenizer = Tokenizer.from_file('recipes/demo/small/tokenizer.json'); "
+        "print(json.dumps([tokenizer.encode(t, add_special_tokens=False).ids for t in json.load(sys.stdin)]))"
+    )
+    command = [PYTHON, "-c", program]
+    done = subprocess.run(
+        command, cwd=ROOT, input=json.dumps(texts), capture_output=True, text=True, check=True
+    )
+    found: list[list[int]] = json.loads(done.stdout)
+    return found

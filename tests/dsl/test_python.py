@@ -527,7 +527,7 @@ def test_a_file_without_a_recipe_says_what_it_needs(text: str, line: str) -> Non
     [
         ("def f(:\n", ":1:7: error: not Python: invalid syntax"),
         ("x = 1\nx.y\n", ":2:0: error: raised AttributeError: 'int' object has no attribute 'y'"),
-        ("raise ValueError('two\\nlines')\n", ":1:0: error: raised ValueError: two\\nlines"),
+        ("raise ValueError('two\\nlines')\n", ":1:0: error: raised ValueError: two lines"),
         (
             "from tokenflow import Recipe\nRecipe()\n",
             ":2:0: error: raised TypeError: Recipe.__init__() missing 1",

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.engines.fake_rank import COMMAND, crew_of
-from tokenflow.engines.sglang.load import device_of
+from tokenflow.engines.sglang.load import place_of
 from tokenflow.engines.sglang.orders import (
     Copy,
     Embed,
@@ -121,5 +121,5 @@ def test_the_other_ranks_leave_with_the_first(first: subprocess.Popen[str], tmp_
 
 def test_ranks_that_have_no_device_are_told_before_any_starts(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="rank 1 needs CUDA device 1, and this machine has 0 of them"):
-        device_of("cuda", 1)
-    assert device_of("cpu", 3) == ("cpu", 3)
+        place_of("cuda", 1)
+    assert place_of("cpu", 3) == ("cpu", 3)

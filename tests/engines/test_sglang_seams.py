@@ -74,6 +74,27 @@ def test_a_change_is_named(
     assert list(changes_of(name, given)) == changes
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import no_such_kernels", "No module named 'no_such_kernels'"),
+        ("raise ImportError('libcuda.so.1: cannot open\\nand more')", "libcuda.so.1: cannot open"),
+        ("raise RuntimeError('no GPU')", "no GPU"),
+    ],
+)
+def test_what_keeps_it_from_being_imported_is_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    """As on a machine without a GPU, or without its kernels."""
+    (tmp_path / "unimportable.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "unimportable", raising=False)
+    with pytest.raises(UnsupportedModel) as refused:
+        list(changes_of("unimportable:thing", ()))
+    assert str(refused.value).startswith(f"SGLang cannot be imported here: {why}; it needs a GPU with CUDA")
+    assert "\n" not in str(refused.value)
+
+
 def test_all_changes_are_told_at_once(library: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "tokenflow.engines.sglang.seams.CALLS", {"library:plain": (), "library:Thing": ("length",)}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 
 from tests.engines.test_torch_model import assert_equal_to_transformers
 from tests.engines.tiny import make_model
-from tokenflow.engines.torch.linear import Linear, packs
+from tokenflow.engines.torch.linear import Linear, packs, pieces
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGE, SMALL = (1536, 512), (24, 16)
@@ -53,11 +56,48 @@ def test_the_rows_may_be_views_of_another_tensor(view: str) -> None:
         assert_is_product(Linear(weight)(x), x, weight, torch.zeros(LARGE[0]))
 
 
+def test_products_have_few_numbers_of_rows_whatever_is_asked() -> None:
+    cut = {rows: pieces(rows) for rows in range(3000)}
+    assert all(sum(cut[rows]) == rows for rows in cut)
+    assert {piece for some in cut.values() for piece in some} == {*range(1, 32), 32, 64, 128, 256}
+    assert max(map(len, cut.values())) <= 3000 / 256 + 4
+
+
+MANY_LENGTHS = """
+import random, resource, torch
+from pathlib import Path
+from tokenflow.engines.torch.linear import Linear
+
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+torch.set_num_threads(1)
+dice, linear = random.Random(1), Linear(torch.randn(1536, 256))
+with torch.inference_mode():
+    x = torch.randn(300, 256)
+    for rows in (300, 32, 8, 1):
+        linear(x[:rows])
+    before = held()
+    for _ in range(600):
+        linear(x[: dice.randrange(1, 300)])
+    print(held() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory in use is read from /proc")
+def test_prefills_of_all_lengths_do_not_fill_the_memory() -> None:
+    """One kernel with working memory for each length took 160 MiB here."""
+    done = subprocess.run([sys.executable, "-c", MANY_LENGTHS], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 60
+
+
 def test_large_matrices_are_packed_where_onednn_has_kernels() -> None:
-    assert not packs(matrix(SMALL, torch.float32))
-    assert packs(matrix(LARGE, torch.float32)) == torch.backends.mkldnn.is_available()
-    assert packs(matrix(LARGE, torch.bfloat16)) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert packs(matrix(LARGE, torch.float16)) == torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    small, large, cpu = math.prod(SMALL), math.prod(LARGE), torch.device("cpu")
+    assert not packs(small, torch.float32, cpu)
+    assert not packs(large, torch.float32, torch.device("cuda", 1))
+    assert packs(large, torch.float32, cpu) == torch.backends.mkldnn.is_available()
+    assert packs(large, torch.bfloat16, cpu) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert packs(large, torch.float16, cpu) == torch.ops.mkldnn._is_mkldnn_fp16_supported()
 
 
 def test_a_model_with_packed_matrices_computes_what_transformers_computes(tmp_path: Path) -> None:

@@ -8,22 +8,26 @@ that come after the last are healthy.  A life may hold
 ``die_at``       a step: exit code 9   ``kill_at``       a step: SIGKILL
 ``hang_at``      a step: never ends    ``stop_at``       a step: SIGSTOP
 ``raise_at``     a step: EngineError   ``oom_at``        a step: out of memory
-``nan_at``       a step: NaN logits    ``garbage_at``    a step: its answer is no message
+``no_memory_at`` a step: MemoryError   ``garbage_at``    a step: its answer is no message
+``nan_at``       a step: NaN logits
 ``stray_at``     a step: its answer is about somebody else
 ``slow_s``       seconds that every step takes longer
 ``poison``       a token id: a step that feeds it ends the process
 ``nan_token``    a token id: logits of requests that have it are NaN
-``hang_loading`` true: loading never ends
+``hang_loading`` true: loading never ends   ``die_scoring`` true: it dies of the first prompt to score
 
 Steps count from 1 in each life.  ``books`` in the same directory is written after every change: how many
-slots are open, and how many tokens they hold.
+slots are open, and how many tokens they hold; ``blocks`` is how many blocks of memory Python had allocated
+some steps ago.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,6 +46,7 @@ from tokenflow.wire.channel import encode
 from tokenflow.wire.messages import StepDone
 from tokenflow.worker import loop
 
+_BLOCKS_EVERY = 50
 ENGINE = f"{Path(__file__)}:ChaosEngine"
 
 
@@ -91,6 +96,10 @@ class ChaosEngine:
         for extend in extends:
             self._held[extend.slot] = self._engine.length(extend.slot)
         self._write_books()
+        if self._steps % _BLOCKS_EVERY == 0:
+            # Free lists, of up to 2,000 tuples of each length, are emptied by a collection only.
+            gc.collect()
+            self._write("blocks", sys.getallocatedblocks())
         output = self._spoil(extends, output)
         if self._life.get("nan_at") == self._steps:
             return StepOutput(torch.full_like(output.logits, torch.nan), output.hidden)
@@ -123,6 +132,8 @@ class ChaosEngine:
         self._write_books()
 
     def score(self, tokens: Sequence[int], top: int = 0) -> Scores:
+        if "die_scoring" in self._life:
+            _die()
         return self._engine.score(tokens, top)
 
     def close(self) -> None:
@@ -133,9 +144,13 @@ class ChaosEngine:
         self._write_books()
 
     def _write_books(self) -> None:
-        whole = self._folder / "books.new"
-        whole.write_text(json.dumps({"open": len(self._held), "tokens": sum(self._held.values())}))
-        whole.rename(self._folder / "books")
+        self._write("books", {"open": len(self._held), "tokens": sum(self._held.values())})
+
+    def _write(self, name: str, what: object) -> None:
+        """As a whole: whoever reads gets the last or this one."""
+        whole = self._folder / f"{name}.new"
+        whole.write_text(json.dumps(what))
+        whole.rename(self._folder / name)
 
 
 def _next_life(folder: Path, lives: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -164,6 +179,10 @@ def _run_out_of_memory() -> None:
     raise torch.OutOfMemoryError("chaos: tried to allocate 1 GiB")
 
 
+def _run_out_of_all_memory() -> None:
+    raise MemoryError("chaos: not a byte is left")
+
+
 def _send_garbage() -> None:
     """The next answer is no message."""
     loop.encode = lambda message: b"\xff\xff\xff\xff"
@@ -186,6 +205,7 @@ FAULTS = {
     "stop_at": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "raise_at": _fail,
     "oom_at": _run_out_of_memory,
+    "no_memory_at": _run_out_of_all_memory,
     "garbage_at": _send_garbage,
     "stray_at": _send_stray,
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from tests.faults.recipes import chaos_pair
 from tests.test_router import Log, expected_pair
-from tokenflow.errors import WorkerDied
+from tokenflow.errors import DeadlyRequest, ModelLoadError, WorkerDied
 from tokenflow.router import Router
 from tokenflow.types import Completion
 
@@ -33,6 +35,7 @@ async def answers(router: Router) -> list[tuple[list[int], list[str]]]:
         ({"kill_at": 4}, "ended with signal 9 (SIGKILL)"),
         ({"raise_at": 3}, "model 'slm': chaos: raises"),
         ({"oom_at": 1}, "model 'slm': OutOfMemoryError: chaos: tried to allocate 1 GiB"),
+        ({"no_memory_at": 2}, "model 'slm': MemoryError: chaos: not a byte is left"),
         ({"garbage_at": 6}, "after a frame of 4294967295 bytes was announced"),
         ({"stray_at": 2}, "model 'slm' was asked for ["),
         ({"hang_at": 5}, "after no answer within 0.5 s; its last words:"),
@@ -90,13 +93,73 @@ async def test_a_request_of_which_workers_die_fails_and_its_neighbours_do_not(tm
     recipe = chaos_pair(tmp_path, slm=[{"poison": poison}] * 20)
     async with Router(recipe) as router:
         good = asyncio.gather(*(router.generate(prompt, max_tokens=24) for prompt in PROMPTS))
-        with pytest.raises(WorkerDied) as caught:
+        with pytest.raises(DeadlyRequest) as caught:
             await router.generate([1, poison], max_tokens=4)
         assert [(answer.token_ids, answer.models) for answer in await good] == EXPECTED
     assert "4 workers of model 'slm' in a row died while they ran this request at output position 0" in str(
         caught.value
     )
     assert "chaos: poisoned" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("life", "error", "said"),
+    [
+        (
+            {"die_loading": 7},
+            WorkerDied,
+            r"ended with exit code 7; its last words:\n  chaos: dies while loading",
+        ),
+        ({"fail_loading": "no such weights"}, ModelLoadError, "^model 'llm': no such weights$"),
+        ({"hang_loading": True}, WorkerDied, "after no answer within 1 s; its last words:(?s:.*) in _hang"),
+    ],
+    ids=["dies", "fails", "hangs"],
+)
+async def test_a_model_that_does_not_load_is_an_error_within_seconds(
+    life: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(5):
+        with pytest.raises(error, match=said):
+            async with Router(chaos_pair(tmp_path, llm=[life], load_timeout=1.0)):
+                pass
+
+
+async def test_a_prompt_is_scored_by_the_next_worker_and_by_no_third(tmp_path: Path) -> None:
+    async def score(router: Router) -> list[float | None]:
+        return [token.logprob for token in await router.score(PROMPTS[0], member="slm")]
+
+    (tmp_path / "calm").mkdir()
+    async with Router(chaos_pair(tmp_path / "calm")) as router:
+        calm = await score(router)
+    recipe = chaos_pair(tmp_path, slm=[*[{"die_scoring": True}] * 2, {}, {"die_scoring": True}])
+    async with Router(recipe) as router:
+        assert router._system is not None
+        supervisor = router._system.actors[1].supervisor
+        with pytest.raises(
+            DeadlyRequest, match=r"^two workers of model 'slm' died while they scored this prompt"
+        ):
+            await score(router)
+        assert await score(router) == calm
+        third = await supervisor.ready()
+        os.kill(third.pid, signal.SIGKILL)
+        await third.died.wait()
+        assert await score(router) == calm
+        assert supervisor.restarts == 4
+
+
+async def test_a_death_while_nothing_ran_is_held_against_no_request(tmp_path: Path) -> None:
+    """With it, the request would have seen four deaths in a row, and be taken for their cause."""
+    recipe = chaos_pair(tmp_path, slm=[{}, *[{"die_at": 1}] * 3])
+    async with Router(recipe) as router:
+        assert router._system is not None
+        supervisor = router._system.actors[1].supervisor
+        first = await supervisor.ready()
+        os.kill(first.pid, signal.SIGKILL)
+        await first.died.wait()
+        await supervisor.ready()
+        answer = await router.generate(PROMPTS[0], max_tokens=24)
+        assert (answer.token_ids, answer.models) == EXPECTED[0]
+        assert supervisor.restarts == 4
 
 
 async def test_a_worker_that_cannot_be_replaced_at_once_is_tried_again(

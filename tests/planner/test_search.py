@@ -17,6 +17,7 @@ from tokenflow.planner import (
     best_thresholds,
     candidates,
     optimum,
+    policy_throughput,
     throughput,
 )
 
@@ -123,6 +124,26 @@ def test_a_grid_stays_small_and_feasible_for_many_models(size: int, concurrency:
         assert all(sum(b) - size < concurrency for b in batch)
         found |= {b: Throughput(float(sum(b)), "exact") for b in batch}
     assert (1,) * size in found
+
+
+def test_less_effort_is_quicker_and_finds_nearly_as_good_a_policy() -> None:
+    """A load as it is measured on a CPU: latencies grow with the batch, and chains are too large to solve."""
+    growing = RoutingModel(
+        [[0.9, 0.1], [0.9, 0.1]],
+        [[1, 0], [1, 1]],
+        [{1: 2.5, 2: 2.9, 4: 3.4, 8: 4.6}, {1: 4.2, 2: 5.1, 4: 6.8, 8: 10.2}],
+        quantum_ms=0.042,
+    )
+    taken, found = [], []
+    for effort in (1.0, 0.2):
+        began = time.process_time()
+        found.append(best_policy(growing, 8, state_limit=2000, effort=effort))
+        taken.append(time.process_time() - began)
+    assert taken[1] < 0.6 * taken[0]
+    best, rough = (
+        policy_throughput(growing, plan.policy, 8, state_limit=2000).tokens_per_s for plan in found
+    )
+    assert rough > 0.99 * best
 
 
 def test_progress_reaches_the_number_of_candidates() -> None:

@@ -355,6 +355,16 @@ def test_an_object_without_a_peer_is_made_without_one(file: Path) -> None:
         by_class(file, "R", peer=0)(signals(torch.eye(1)), [(0.03,)])
 
 
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "SystemExit", "GeneratorExit", "RecursionError"])
+def test_whatever_a_route_raises_fails_that_batch_only(file: Path, kind: str) -> None:
+    file.write_text(
+        "from tokenflow import BaseRouter\n"
+        f"class R(BaseRouter):\n    def route(self, result):\n        raise {kind}\n"
+    )
+    with pytest.raises(RouteFailed, match=f"raised {kind} at line 4"):
+        by_class(file, "R")(signals(torch.eye(1)), [(0.03,)])
+
+
 def test_an_object_cannot_be_changed_by_its_route(file: Path) -> None:
     file.write_text(
         "from tokenflow import BaseRouter\n"

@@ -120,6 +120,8 @@ async def test_variables_reach_the_chat_template(pair: Served) -> None:
     changed = (await pair.post("/v1/chat/completions", {**body, **more})).json["prompt_token_ids"]
     assert changed[1:] == plain[1:]
     assert changed[0] != plain[0]
+    ours = {"chat_template_kwargs": {"messages": [], "self": 1, "variables": 2, "most": 3}}
+    assert (await pair.post("/v1/chat/completions", {**body, **ours})).json["prompt_token_ids"] == plain
 
 
 @pytest.mark.parametrize(
@@ -148,6 +150,7 @@ async def test_variables_reach_the_chat_template(pair: Served) -> None:
             "response_format",
             "response_format is not supported",
         ),
+        ({"messages": MESSAGES * 4097}, "invalid_value", "messages", "can have 4096 messages at most"),
         ({"messages": [LONG]}, "context_length_exceeded", "messages", "the recipe's smallest context"),
     ],
 )  # fmt: skip

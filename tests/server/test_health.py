@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,21 @@ async def test_a_dead_model_fails_who_waits_and_is_named_to_who_asks(tmp_path: P
             assert (answer.error["type"], answer.error["code"]) == ("unavailable_error", "model_down")
             assert "model 'llm'" in answer.error["message"]
         assert await served.metric("request_failure_total", code="worker_died") == 2
+
+
+async def test_a_server_that_goes_on_without_a_model_is_well_and_says_which_is_down(tmp_path: Path) -> None:
+    recipe = mortal(toy_pair(tmp_path, llm={"raise_at_step": 4}))
+    async with serving(replace(recipe, on_failure="degrade")) as served:
+        body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True}
+        for _ in range(2):
+            reply = await served.post("/v1/completions", body)
+            assert (reply.status, reply.json["usage"]["completion_tokens"]) == (200, 60)
+            assert (await served.get("/health")).status == 200
+        states = (await served.get("/server_info")).json["internal_states"]
+        assert {state["name"]: state["condition"] for state in states} == {"slm": "ready", "llm": "down"}
+        alone = await served.post("/v1/completions", {**body, "model": "toy/llm"})
+        assert (alone.status, alone.error["code"]) == (503, "worker_died")
+        assert "without llm" in alone.error["message"]
 
 
 async def test_a_recipe_that_fails_fails_its_request_and_is_not_tried_again(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ import psutil
 import pytest
 
 from tests.recipes import recipe_of, toy_model, toy_pair
+from tests.server.client import Reply
 from tests.server.conftest import Served, serving
+from tokenflow.actors.admission import QueueLimits
 
 pytestmark = pytest.mark.anyio
 
@@ -64,6 +66,57 @@ async def test_without_a_queue_only_what_can_begin_is_taken(tmp_path: Path) -> N
         exchange.drop()
         await served.until(lambda: served.service.router.load.running == 1)
         assert (await served.get("/ready")).status == 200
+        assert (await served.complete(PROMPT, max_tokens=3))["choices"]
+
+
+async def test_a_request_for_more_than_may_wait_is_taken_as_a_whole(tmp_path: Path) -> None:
+    """It would never be served otherwise; while it waits, nobody else may."""
+    recipe = recipe_of((toy_model(tmp_path, "m", 1, step_s=0.005, max_requests=2),), {})
+    async with serving(recipe, max_queued=4) as served, AsyncExitStack() as stack:
+        body = {"prompt": [[1, 40 + number] for number in range(12)], "max_tokens": 6, "ignore_eos": True}
+        many = await stack.enter_async_context(served.open("POST", "/v1/completions", body))
+        await served.until(lambda: served.service.router.load == (2, 10, 2))
+        reply = await served.post("/v1/completions", {"prompt": PROMPT})
+        assert (reply.status, reply.error["code"]) == (503, "queue_full")
+        answer = (await many.reply()).json
+        assert [choice["index"] for choice in answer["choices"]] == list(range(12))
+        assert answer["usage"]["completion_tokens"] == 72
+        assert (await served.complete(PROMPT, max_tokens=3))["choices"]
+
+
+async def test_prompts_that_are_too_long_to_wait_together_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of((toy_model(tmp_path, "m", 1, step_s=0.01, max_requests=1),), {})
+    monkeypatch.setattr("tokenflow.router.QueueLimits", lambda requests, tokens: QueueLimits(requests, 100))
+    async with serving(recipe) as served, AsyncExitStack() as stack:
+        long = {"prompt": [1] * 90, "max_tokens": 100, "ignore_eos": True}
+        for queued in range(2):
+            await stack.enter_async_context(served.open("POST", "/v1/completions", long))
+            await served.until(lambda waiting=queued: served.service.router.load.queued == waiting)  # type: ignore[misc]
+        for stream in (False, True):
+            reply = await served.post("/v1/completions", {**long, "stream": stream})
+            assert (reply.status, reply.error["code"]) == (503, "queue_full")
+            assert reply.headers["retry-after"] == "1"
+            assert "90 prompt tokens wait" in reply.error["message"]
+        assert await served.metric("admission_rejections_total", reason="queue_full") == 2
+
+
+async def test_a_response_that_takes_too_long_ends_with_an_error(tmp_path: Path) -> None:
+    recipe = recipe_of((toy_model(tmp_path, "m", 1, step_s=0.01, max_requests=1),), {})
+    async with serving(recipe, request_timeout=0.3) as served:
+        body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True}
+        async with served.open("POST", "/v1/completions", {**body, "stream": True}) as stream:
+            assert await stream.head() == 200
+            streamed = Reply(200, stream.headers, b"".join([chunk async for chunk in stream.chunks()]))
+        reply = await served.post("/v1/completions", body)
+        assert (reply.status, reply.error["type"]) == (504, "server_error")
+        assert reply.error["code"] == "request_timeout"
+        assert "longer than its timeout of 0.3 s" in reply.error["message"]
+        assert reply.headers["x-should-retry"] == "false"
+        *tokens, last = streamed.events
+        assert len(tokens) > 3
+        assert last["error"]["code"] == "request_timeout"
         assert (await served.complete(PROMPT, max_tokens=3))["choices"]
 
 

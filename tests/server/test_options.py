@@ -29,11 +29,17 @@ def test_every_setting_has_a_flag_and_a_variable_and_the_flag_wins(monkeypatch: 
         "served_model_name": ("a", "b c", ("a",)),
         "api_key": ("k", "l m", ("k",)),
         "max_queued_reqs": ("0", "7", 0),
+        "request_timeout": ("2.5", "3", 2.5),
         "max_model_len": ("512", "1024", 512),
         "drain_timeout": ("1.5", "2", 1.5),
         "log_level": ("DEBUG", "info", "debug"),
     }
-    by_variable = {"served_model_name": ("b", "c"), "api_key": ("l", "m"), "drain_timeout": 2.0}
+    by_variable = {
+        "served_model_name": ("b", "c"),
+        "api_key": ("l", "m"),
+        "drain_timeout": 2.0,
+        "request_timeout": 3.0,
+    }
     assert {field.name for field in fields(Options)} == {*said, "access_log"}
     for name, (_, variable, _) in said.items():
         monkeypatch.setenv(f"TOKENFLOW_{name.upper()}", variable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 from tests.server.client import Client, Exchange
+from tokenflow.server.serve import raise_file_limit
 
 pytestmark = pytest.mark.anyio
 
@@ -71,6 +73,36 @@ async def running(*args: str, env: Mapping[str, str] | None = None) -> AsyncIter
 async def client_of(server: Process) -> Client:
     """A client of a server, as soon as that is ready."""
     return Client(int((await server.until("ready in")).rsplit(":", 1)[1]))
+
+
+async def test_a_server_whose_log_nobody_reads_any_more_drains_as_any_other() -> None:
+    async with running("--access-log") as server:
+        client = await client_of(server)
+        await server.until("try: curl")
+        async with client.open("POST", "/v1/completions", SHORT) as stream:
+            assert await stream.head() == 200
+            server.process._transport.get_pipe_transport(2).close()  # type: ignore[attr-defined]
+            server.process.send_signal(signal.SIGTERM)
+            body = await body_of(stream)
+        assert body.count(b'"finish_reason":"length"') == 1
+        assert body.endswith(b"data: [DONE]\n\n")
+        # What could not be written is still to be flushed when Python exits, which makes its 0 a 120.
+        assert await server.process.wait() in (0, 120)
+
+
+def test_a_server_may_open_as_many_files_as_its_user() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(list(Path("/proc/self/fd").iterdir())) + 50
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
+        raise_file_limit()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert hard == limits[1]
+        assert few < soft <= hard
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_a_server_keeps_its_settings_and_lets_open_streams_end(tmp_path: Path) -> None:
@@ -152,6 +184,36 @@ async def test_the_second_signal_cuts_the_drain_short() -> None:
             assert b"not_ready" in await body_of(stream)
         code, said = await server.end()
         assert code == 130, said
+
+
+async def test_workers_that_are_killed_under_load_are_replaced_and_no_client_notices() -> None:
+    async with running() as server:
+        client = await client_of(server)
+        (whole,) = (await client.complete(**{**SHORT, "stream": False}))["choices"]
+        router = psutil.Process(server.process.pid)
+        async with AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(client.open("POST", "/v1/completions", SHORT))
+                for _ in range(4)
+            ]
+            for stream in streams:
+                assert await stream.head() == 200
+            # Workers are the children of the nursery.
+            workers = set(router.children(recursive=True)) - set(router.children())
+            assert len(workers) == 2
+            for worker in workers:
+                worker.kill()
+            bodies = await asyncio.gather(*(body_of(stream) for stream in streams))
+        for body in bodies:
+            events = [
+                json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")
+            ]
+            assert "".join(event["choices"][0]["text"] for event in events) == whole["text"]
+        assert await client.metric("worker_restarts_total") == 2
+        assert (await client.get("/health")).status == 200
+        server.process.send_signal(signal.SIGTERM)
+        code, said = await server.end()
+        assert code == 0, said
 
 
 async def test_a_server_that_loads_listens_already_and_can_be_stopped() -> None:

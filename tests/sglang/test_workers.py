@@ -73,6 +73,18 @@ async def test_two_workers_share_a_machine_and_leave_nothing_behind(temporary: P
         assert files_in(temporary) == []
 
 
+@pytest.mark.parametrize("members", [("slm", "llm"), ("llm",)], ids="+".join)
+async def test_models_that_choose_their_cache_hold_as_many_tokens_on_any_engine(
+    members: tuple[str, ...],
+) -> None:
+    """Here there is room for all that their requests can ever need."""
+    limits = {"kv_cache": "auto", "context_length": 500, "max_requests": 8}
+    both = [f"models.{model}.{key}={value}" for model in ("slm", "llm") for key, value in limits.items()]
+    async with Router(RECIPE, overrides=[*on_sglang(*members), *both]) as router:
+        assert len((await router.generate(PROMPTS[0], max_tokens=10)).tokens) == 10
+        assert {model.kv_capacity for model in router.status.models} == {8 * 500}
+
+
 @pytest.mark.parametrize("parallel", [1, 2])
 async def test_a_killed_worker_changes_no_answer(
     parallel: int, temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

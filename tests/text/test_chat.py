@@ -24,7 +24,7 @@ def model(directory: Path, template: Any, **config: Any) -> Path:
 
 def text(directory: Path, messages: Any = USER, **variables: Any) -> str:
     tokenizer = Tokenizer.load(directory)
-    return tokenizer.decode(tokenizer.render(messages, **variables), skip_special_tokens=False)
+    return tokenizer.decode(tokenizer.render(messages, variables), skip_special_tokens=False)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_templates_see_plain_data_only() -> None:
     with pytest.raises(InvalidRequest, match=r"messages must be plain JSON data: .*not JSON serializable"):
         tokenizer.render([{"role": "user", "content": object()}])
     with pytest.raises(InvalidRequest, match="documents must be plain JSON data") as caught:
-        tokenizer.render(USER, documents=[Path()])
+        tokenizer.render(USER, {"documents": [Path()]})
     assert caught.value.param == "documents"
 
 

@@ -108,7 +108,7 @@ def test_chats_are_rendered_as_transformers_renders_them(
     ours = Tokenizer.load(directories[kind])
     theirs = AutoTokenizer.from_pretrained(directories[kind])
     expected = theirs.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False)
-    ids = ours.render(messages, add_generation_prompt=prompt)
+    ids = ours.render(messages, {"add_generation_prompt": prompt})
     assert ids == expected
     if ours.bos_id is not None:
         assert ids.count(ours.bos_id) == 1

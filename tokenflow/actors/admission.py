@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tokenflow.errors import Overloaded
+from tokenflow.types import Reservation
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
     """What may wait at most before it is admitted to memory.
 
-    :param requests: requests, those included whose prompts are being read.
-    :param tokens: prompt tokens of all that wait together; one request alone may have more.
+    :param requests: requests, those included whose prompts are being read; those that can begin at once come
+        on top.
+    :param tokens: prompt tokens of all that wait together; one reservation alone may have more.
     """
 
     requests: int
@@ -22,45 +24,61 @@ class QueueLimits:
 
 
 class Admission:
-    """Counts what waits, at once when it comes, so that a burst cannot slip past the limits."""
+    """Counts what waits, at once when it comes, so that a burst cannot slip past the limits.
 
-    def __init__(self, limits: QueueLimits) -> None:
+    :param free: how many requests could begin now, if nothing waited.
+    """
+
+    def __init__(self, limits: QueueLimits, free: Callable[[], int]) -> None:
         self._limits = limits
+        self._free = free
         self._arriving = 0
-        self._waiting: dict[int, int] = {}
+        self._waiting: dict[int, tuple[int, Reservation]] = {}
         self._tokens = 0
 
     @contextmanager
-    def arriving(self) -> Iterator[None]:
-        """A place for a request whose prompt is yet to be read; it is to be queued before this ends.
+    def reserve(self, requests: int = 1) -> Iterator[Reservation]:
+        """Places for requests whose prompts are yet to be read; they are to be queued before this ends.
+
+        Where one has room, all have: a reservation that is larger than the queue would never be served.
 
         :raises Overloaded: if as many wait as may.
         """
-        waiting = self._arriving + len(self._waiting)
-        if waiting >= self._limits.requests:
+        room = self._limits.requests + (0 if self._waiting else self._free())
+        if self._arriving + len(self._waiting) >= room:
             raise Overloaded(
-                f"{waiting} requests wait, and no more than {self._limits.requests} may "
-                "(max_queued_requests); try again later"
+                f"{self._limits.requests} requests wait, and no more may (max_queued_requests); "
+                "try again later"
             )
-        self._arriving += 1
+        reservation = Reservation(requests)
+        self._arriving += requests
         try:
-            yield
+            yield reservation
         finally:
-            self._arriving -= 1
+            self._arriving -= reservation.left
+            reservation.left = 0
 
-    def queue(self, request: int, tokens: int) -> None:
-        """A request with a prompt of so many tokens waits from now on.
+    def queue(self, request: int, tokens: int, reservation: Reservation) -> None:
+        """A request with a prompt of so many tokens waits from now on, in a place that is reserved.
 
         :raises Overloaded: if the prompts that wait would have more tokens than they may.
         """
-        if self._waiting and self._tokens + tokens > self._limits.tokens:
+        if not reservation.left:
+            raise RuntimeError("every place of this reservation is taken")
+        if self._tokens > reservation.tokens and self._tokens + tokens > self._limits.tokens:
             raise Overloaded(
                 f"{self._tokens} prompt tokens wait, and with these {tokens} they would be more than "
                 f"{self._limits.tokens} (max_queued_tokens); try again later"
             )
-        self._waiting[request] = tokens
+        reservation.left -= 1
+        self._arriving -= 1
+        self._waiting[request] = tokens, reservation
         self._tokens += tokens
+        reservation.tokens += tokens
 
     def leave(self, request: int) -> None:
         """A request waits no longer, whatever becomes of it."""
-        self._tokens -= self._waiting.pop(request, 0)
+        if (place := self._waiting.pop(request, None)) is not None:
+            tokens, reservation = place
+            self._tokens -= tokens
+            reservation.tokens -= tokens

@@ -55,17 +55,20 @@ class Batching:
         self._entry = names.index(recipe.entry)
         self.meter = Meter(names, self._entry)
 
-    def start(self, tasks: TaskGroup, slots: int, poll: bool) -> None:
+    def start(self, tasks: TaskGroup, slots: int, poll: bool, spare: bool) -> None:
         """Follow the load from now on.
 
         :param slots: how many requests there can be.
         :param poll: keep the event loop awake while models compute.
+        :param spare: whether there are cores that the models do not need.
         """
         policy = self._recipe.batching.policy
         self._poller = Poller(lambda: self._scheduler.busy) if poll else None
         self.meter.batch_limit = slots
         if policy in ("planned", "lookahead", "auto") and len(self._index) > 1:
-            planning = Planning(policy, self.meter, self._assumed, lambda: self._load[0], slots, self._use)
+            planning = Planning(
+                policy, self.meter, self._assumed, lambda: self._load[0], slots, self._use, spare
+            )
             tasks.start_soon(planning.run, name="planning")
 
     @property
@@ -76,6 +79,12 @@ class Batching:
     def threshold(self, code: int) -> int:
         """B: how many requests model ``code`` waits for now."""
         return self.policy.thresholds[self._index[code]]
+
+    def least(self, code: int) -> int:
+        """With how many requests model ``code`` may start again and again; 0 if that has to be seen."""
+        if self._scheduler.looks_ahead and self._scheduler.others_run(self._index[code]):
+            return 0
+        return self.threshold(code)
 
     def follow(self, active: Collection[Sequence], whole: bool) -> None:
         """The requests that are active have changed, or where they can still go.
@@ -100,10 +109,15 @@ class Batching:
         self._scheduler.began(self._index[code], batch)
         if self._poller is not None:
             self._poller.start()
+        self._look_again(code)
 
     def ended(self, code: int) -> None:
         """Model ``code`` is idle; its requests are about to be settled."""
         self._scheduler.ended(self._index[code])
+        self._look_again(code)
+
+    def _look_again(self, code: int) -> None:
+        """What model ``code`` does lets others start, or wait."""
         if self._scheduler.looks_ahead:
             for other, queue in self._queues.items():
                 if other != code:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from tokenflow.actors.sequence import Sequence
 from tokenflow.dsl.ir import ModelIR
-from tokenflow.wire.messages import Open, Row, Step
+from tokenflow.wire.ahead import next_step
+from tokenflow.wire.messages import Open, Row, Step, StepDone
 
 
 class Held:
@@ -70,8 +72,14 @@ class Held:
         self._given[sequence.id] = length
         self._truncates.pop(sequence.id, None)
 
-    def step(self, batch: Iterable[Sequence]) -> Step:
-        """The next step: what has changed since the last one, and ``batch`` to run."""
+    def step(
+        self, batch: Iterable[Sequence], least: int = 0, ahead: Mapping[int, int] = MappingProxyType({})
+    ) -> Step:
+        """The next step: what has changed since the last one, and ``batch`` to run.
+
+        :param least: with how many requests the worker may go on by itself; 0 for not at all.
+        :param ahead: in how many further steps it may run a request so, by id.
+        """
         opens, rows = [], []
         for sequence in batch:
             given = self._given.get(sequence.id)
@@ -96,6 +104,7 @@ class Held:
                     sequence.tokens[given:],
                     sequence.run_length,
                     sequence.tentative if self._verify else 0,
+                    ahead.get(sequence.id, 0),
                 )
             )
             self._given[sequence.id] = len(sequence.tokens)
@@ -103,4 +112,13 @@ class Held:
         self._leaving = frozenset(drops)
         truncates, self._truncates = list(self._truncates.items()), {}
         self._steps += 1
-        return Step(self._steps, drops, opens, truncates, rows)
+        return Step(self._steps, drops, opens, truncates, rows, least)
+
+    def went_on(self, step: Step, done: StepDone) -> Step:
+        """The step that the worker has begun by itself; it gave itself the tokens that it sampled."""
+        self._steps += 1
+        following = next_step(step, done, done.ahead)
+        for row in following.rows:
+            if row.handle in self._given:
+                self._given[row.handle] = row.base + 1
+        return following

@@ -63,6 +63,21 @@ class Ledger:
             self._held[request] = held = self._same_blocks(length)
             self._book(held, 1)
 
+    def reserve(self, request: int, length: int) -> int:
+        """Book ``length`` tokens, if there is room for them now; answers how many are booked."""
+        held = self._held[request]
+        if length <= held[-1]:
+            return held[-1]
+        longer = self._same_blocks(length)
+        self._book(held, -1)
+        self._book(longer, 1)
+        if self.overdrawn:
+            self._book(longer, -1)
+            self._book(held, 1)
+            return held[-1]
+        self._held[request] = range(held.start, longer.stop)
+        return longer[-1]
+
     def use(self) -> list[tuple[int, int]]:
         """Tokens booked and tokens there are, per model in the order of the pools."""
         return [

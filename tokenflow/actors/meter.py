@@ -20,8 +20,8 @@ _RARE = 0.005
 """Less than this share of a model's steps counts as never: it changes no plan, and makes planning long."""
 _FLAT = 0.04
 """Batch sizes whose latencies differ by less than this share count as equally fast."""
-_QUANTA = 60
-"""Into so many parts the fastest step is cut when batches are planned."""
+_QUANTA, _FEWEST_QUANTA = 60, 15
+"""Into so many parts the fastest step is cut when batches are planned; into fewer, where steps vary."""
 
 
 class Meter:
@@ -85,6 +85,13 @@ class Meter:
             todo += reached
         return missing
 
+    @property
+    def jitter(self) -> float:
+        """How much steps of the same model and size vary: the mean deviation, relative to the mean."""
+        averages = [average for sizes in self._latencies for average in sizes.values()]
+        weight = sum(average.weight for average in averages)
+        return sum(average.spread * average.weight for average in averages) / weight if weight else 0.0
+
     def model(self) -> RoutingModel:
         """The routing model that fits what was measured.
 
@@ -111,19 +118,20 @@ class Meter:
             routing=routing,
             commits=commits,
             latency_ms=[table or {1: fastest} for table in tables] if size else [],
-            quantum_ms=_quantum_ms(fastest),
+            quantum_ms=_quantum_ms(fastest, self.jitter),
             batch_limits=[self.batch_limit] * size,
             entry=self._entry,
         )
 
 
 class _Average:
-    """A mean of seconds that follows the last hundred or so."""
+    """A mean of seconds that follows the last hundred or so; ``spread`` is the mean relative deviation."""
 
-    __slots__ = ("count", "mean", "weight")
+    __slots__ = ("count", "mean", "spread", "weight")
 
     def __init__(self) -> None:
         self.mean = 0.0
+        self.spread = 0.0
         self.count = 0
         self.weight = 0.0
 
@@ -133,6 +141,7 @@ class _Average:
         if self.count > 5:
             seconds = min(seconds, _OUTLIER * self.mean)
         self.mean += (seconds - self.mean) / self.count
+        self.spread += (abs(seconds / self.mean - 1) - self.spread) / self.count
 
 
 def _table(averages: dict[int, _Average]) -> dict[int, float]:
@@ -163,8 +172,8 @@ def _levels(averages: dict[int, _Average]) -> dict[int, float]:
     return {size: mean for sizes, mean, _ in pools for size in (sizes[0], sizes[-1])}
 
 
-def _quantum_ms(fastest_ms: float) -> float:
-    """A round number of which the fastest step takes about sixty."""
-    quantum = fastest_ms / _QUANTA
+def _quantum_ms(fastest_ms: float, jitter: float) -> float:
+    """A round number of which the fastest step takes about sixty, or fewer: no finer than steps repeat."""
+    quantum = fastest_ms / max(_FEWEST_QUANTA, min(_QUANTA, 1 / max(jitter, 1e-3)))
     digits = 1 - math.floor(math.log10(quantum))
     return round(quantum, digits)

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from functools import partial
 from typing import Protocol
 
+from tokenflow.actors.answers import check_answer
 from tokenflow.actors.batching import Batching
+from tokenflow.actors.bounces import livelock, no_progress
 from tokenflow.actors.counters import Counters
 from tokenflow.actors.handoff import Handoffs
 from tokenflow.actors.held import Held
+from tokenflow.actors.leash import Leash
 from tokenflow.actors.mailbox import Mailbox
 from tokenflow.actors.process import WorkerProcess
 from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.supervisor import Supervisor
 from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
-from tokenflow.errors import ProtocolError, RouteFailed, TokenflowError, WorkerDied, rebuild
+from tokenflow.errors import DeadlyRequest, ProtocolError, RouteFailed, TokenflowError, WorkerDied, rebuild
 from tokenflow.types import FinishReason
 from tokenflow.wire.messages import RowDone, Step, StepDone
 
@@ -54,6 +58,9 @@ class System(Protocol):
 
     def grew(self, sequence: Sequence) -> bool:
         """A token was committed: account for it; answers whether the request is still active."""
+
+    def reserve(self, sequence: Sequence) -> None:
+        """Book memory for tokens that a request may get unseen."""
 
     def finish(
         self, sequence: Sequence, reason: FinishReason | None = None, error: TokenflowError | None = None
@@ -91,6 +98,9 @@ class ModelActor:
         self._news: list[Sequence] = []
         self._run: list[tuple[Step, StepDone, float]] = []
         self._held = Held(model)
+        self._running: frozenset[int] = frozenset()
+        may = not (recipe.rollback or recipe.budgets)
+        self._leash = Leash(may, partial(batching.least, model.code))
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether the worker has KV cache of a request."""
@@ -98,7 +108,7 @@ class ModelActor:
 
     def admit(self, sequence: Sequence) -> None:
         """Take a new request, or one that is rebuilt here: its prefill never waits for a threshold."""
-        self._mailbox.put(sequence, urgent=True)
+        self._put(sequence, urgent=True)
 
     def receive(self, sender: int, sequence: Sequence, request: PeerReq) -> None:
         """Take a request over from model ``sender``; by default every token that it brings is accepted."""
@@ -115,13 +125,17 @@ class ModelActor:
         if kept < len(sequence.tokens):
             self._take_back(sequence, kept)
             if (self.model.code, sequence.output_tokens) in sequence.gave_up:
-                self._system.finish(sequence, error=self._livelock(sequence, sender, self.model.code))
+                self._system.finish(sequence, error=livelock(self._recipe, sequence, sender, self.model.code))
                 return
             if sequence.taken_back > _ENDLESS_ROLLBACKS * sequence.rollback:
-                self._system.finish(sequence, error=self._no_progress(sequence))
+                self._system.finish(sequence, error=no_progress(self._recipe, sequence, self.model.name))
                 return
         if self._system.grew(sequence):
-            self._mailbox.put(sequence)
+            self._put(sequence)
+
+    def _put(self, sequence: Sequence, *, urgent: bool = False) -> None:
+        self._mailbox.put(sequence, urgent=urgent)
+        self._leash.pull()
 
     def forget(self, sequence: Sequence) -> None:
         """The request is over or is rebuilt: nothing of it shall stay here."""
@@ -130,6 +144,7 @@ class ModelActor:
             if not self._held.to_drop:
                 asyncio.get_running_loop().call_later(_DROP_DELAY_S, self._flush)
             self._held.drop(sequence)
+            self._leash.pull()
 
     def _flush(self) -> None:
         """Drops travel with the next batch; where none comes, they go alone."""
@@ -155,8 +170,9 @@ class ModelActor:
         return self._batching.threshold(self.model.code)
 
     def reconsider(self) -> None:
-        """See whether the next batch may start now."""
+        """See whether the next batch may start now, and whether it may at all."""
         self._mailbox.reconsider()
+        self._leash.pull()
 
     async def decode_loop(self) -> None:
         """Run batches on the model's worker, and on the next when that one dies, until it is given up."""
@@ -177,41 +193,60 @@ class ModelActor:
         loop = asyncio.get_running_loop()
         while True:
             batch = self._isolate(await self._mailbox.take(self._slots))
-            step = self._held.step(batch)
-            answer = worker.step(step)
-            self._batching.began(self.model.code, len(batch))
-            sent = loop.time()
-            by_handle = {sequence.id: sequence for sequence in batch}
-            try:
-                done = await answer
-                seconds = loop.time() - sent
-                self._check_answer(by_handle, step, done)
-            except TokenflowError as error:
-                await worker.fail(error)
-                self._batching.ended(self.model.code)
-                self._lost(batch, step, error)
+            if worker.error is not None:  # it died while nobody asked for anything: of nobody's request
+                self._put_back(batch)
                 return
-            self._batching.ended(self.model.code)
-            self._held.answered()
-            self._settle_all(by_handle, done)
-            self._run.append((step, done, seconds))
-            # After the next step of this model, and after the peers have had their turn.
-            loop.call_soon(self._tell)
+            step = self._held.step(batch, *self._leash.let(batch, alone=not len(self._mailbox)))
+            by_handle = {sequence.id: sequence for sequence in batch}
+            answer = worker.step(step)
+            self._leash.began(worker.hold)
+            while True:
+                self._batching.began(self.model.code, len(step.rows))
+                sent = time.monotonic()
+                try:
+                    done = await answer
+                    # A step that the worker began by itself may have ended before its turn came here.
+                    seconds = max(time.monotonic() - sent, done.ended - done.started)
+                    check_answer(self.model, self._recipe, by_handle, step, done)
+                except TokenflowError as error:
+                    await worker.fail(error)
+                    self._ended()
+                    self._lost(by_handle, step, error)
+                    return
+                self._held.answered()
+                if not done.ahead:
+                    self._ended()
+                self._settle_all(by_handle, done)
+                self._run.append((step, done, seconds))
+                # After the next step of this model, and after the peers have had their turn.
+                loop.call_soon(self._tell)
+                if not done.ahead:
+                    break
+                answer = worker.ahead()
+                step = self._held.went_on(step, done)
+                by_handle = {handle: by_handle[handle] for handle in done.ahead}
+
+    def _ended(self) -> None:
+        self._batching.ended(self.model.code)
+        self._leash.ended()
 
     def _isolate(self, batch: list[Sequence]) -> list[Sequence]:
         """Those who were there when worker after worker died run alone, until it is seen of whom."""
         suspect = next((sequence for sequence in batch if sequence.deaths >= _SUSPICIOUS_DEATHS), None)
         if suspect is None:
             return batch
-        for sequence in batch:
-            if sequence is not suspect:
-                self._mailbox.put(sequence, urgent=True)
+        self._put_back([sequence for sequence in batch if sequence is not suspect])
         return [suspect]
 
-    def _lost(self, batch: list[Sequence], step: Step, error: TokenflowError) -> None:
+    def _put_back(self, batch: list[Sequence]) -> None:
+        for sequence in batch:
+            self._mailbox.put(sequence, urgent=True)
+
+    def _lost(self, batch: dict[int, Sequence], step: Step, error: TokenflowError) -> None:
         """The worker died during a step: its requests run again, from what is committed of them."""
-        for sequence, row in zip(batch, step.rows, strict=True):
-            if not self._current(sequence, row.epoch):
+        for row in step.rows:
+            sequence = batch[row.handle]
+            if not sequence.runs(self.model.code, row.epoch):
                 continue
             sequence.deaths += 1
             if len(batch) == 1 and sequence.deaths >= _DEADLY:
@@ -219,7 +254,7 @@ class ModelActor:
                     f"{sequence.deaths} workers of model {self.model.name!r} in a row died while they ran "
                     f"this request at output position {sequence.output_tokens}; the last: {error}"
                 )
-                self._system.finish(sequence, error=WorkerDied(message))
+                self._system.finish(sequence, error=DeadlyRequest(message))
             else:
                 self._mailbox.put(sequence, urgent=True)
 
@@ -228,11 +263,14 @@ class ModelActor:
         run, self._run = self._run, []
         for step, done, seconds in run:
             self.counters.count(done)
+            self._leash.saw(done.rows)
             self._batching.ran(self.model.code, step, done, seconds)
             self._system.observe(self.model.name, step, done)
         news, self._news = self._news, []
         for sequence in news:
             sequence.listener.wake(sequence)
+            if self._leash.worthwhile:
+                self._system.reserve(sequence)
 
     def _patience_s(self) -> float:
         return _PATIENCE_STEPS * self._system.slowest_step_s()
@@ -241,11 +279,12 @@ class ModelActor:
         """Turn a reply into commits and hand-offs; what is stale by now is ignored."""
         for failed in done.failed:
             sequence = batch[failed.handle]
-            if self._current(sequence, failed.epoch):
+            if sequence.runs(self.model.code, failed.epoch):
                 self._system.finish(sequence, error=rebuild(failed.kind, failed.message))
+        self._running = frozenset(done.ahead)
         for row in done.rows:
             sequence = batch[row.handle]
-            if not self._current(sequence, row.epoch):
+            if not sequence.runs(self.model.code, row.epoch):
                 continue
             sequence.deaths = 0
             if row.token < 0:
@@ -267,37 +306,6 @@ class ModelActor:
             self._batching.moved(self.model.code, to, sequence.final - final)
         self._news.extend(batch.values())
 
-    def _current(self, sequence: Sequence, epoch: int) -> bool:
-        """Whether what was said of a request still holds: it is not over, not being rebuilt, and here."""
-        return (
-            sequence.phase is Phase.ACTIVE and sequence.epoch == epoch and sequence.holder == self.model.code
-        )
-
-    def _check_answer(self, batch: dict[int, Sequence], step: Step, done: StepDone) -> None:
-        """A worker answers each row once, and leads nowhere else than to a model of the recipe.
-
-        It samples at the end of a request, or where it takes back tokens that it was to check.
-
-        :raises ProtocolError: if the answer is none.
-        """
-        asked = [(row.handle, row.epoch) for row in step.rows]
-        answered = [(row.handle, row.epoch) for row in done.rows]
-        answered += [(row.handle, row.epoch) for row in done.failed]
-        if len(asked) != len(answered) or set(asked) != set(answered):
-            raise ProtocolError(f"model {self.model.name!r} was asked for {asked}, answered {answered}")
-        for row in done.rows:
-            if not 0 <= row.destination <= len(self._recipe.models):
-                raise ProtocolError(f"model {self.model.name!r} leads to model {row.destination}")
-            sequence = batch[row.handle]
-            if row.token < 0 or not self._current(sequence, row.epoch):
-                continue
-            length = len(sequence.tokens)
-            if not 0 <= length - row.position <= (sequence.tentative if self.model.config.verify else 0):
-                raise ProtocolError(
-                    f"model {self.model.name!r} sampled position {row.position} of a request with {length} "
-                    f"tokens, of which {sequence.tentative} are tentative"
-                )
-
     def _take_back(self, sequence: Sequence, length: int) -> None:
         sequence.dropped += len(sequence.tokens) - length
         self._system.rewind(sequence, length)
@@ -311,8 +319,8 @@ class ModelActor:
                 return
             if not self._system.allows(sequence, here):
                 self._go_home(sequence)
-            elif self._system.grew(sequence):
-                self._mailbox.put(sequence)
+            elif self._system.grew(sequence) and sequence.id not in self._running:
+                self._put(sequence)
             return
         try:
             request = self._handoffs.send(sequence, row, peer)
@@ -323,7 +331,7 @@ class ModelActor:
             sequence.dropped += 1
             gives_up = here, sequence.output_tokens
             if gives_up in sequence.gave_up:
-                self._system.finish(sequence, error=self._livelock(sequence, peer, here))
+                self._system.finish(sequence, error=livelock(self._recipe, sequence, peer, here))
                 return
             sequence.gave_up.add(gives_up)
         elif not self._commit(sequence, row):
@@ -340,7 +348,7 @@ class ModelActor:
 
     def _hand_over(self, sequence: Sequence, peer: int, request: PeerReq) -> None:
         if (peer, sequence.output_tokens) in sequence.gave_up:
-            self._system.finish(sequence, error=self._livelock(sequence, self.model.code, peer))
+            self._system.finish(sequence, error=livelock(self._recipe, sequence, self.model.code, peer))
             return
         sequence.move(peer)
         self._system.deliver(self.model.code, peer, sequence, request)
@@ -352,18 +360,3 @@ class ModelActor:
         if reason is not None:
             self._system.finish(sequence, reason)
         return reason is None
-
-    def _livelock(self, sequence: Sequence, sender: int, to: int) -> RouteFailed:
-        names = [model.name for model in self._recipe.models]
-        return RouteFailed(
-            f"recipe {self._recipe.name!r}: model {names[sender - 1]!r} hands output position "
-            f"{sequence.output_tokens} to {names[to - 1]!r}, which already gave that position up: the "
-            "request would bounce for ever; one of their rules must send: keep"
-        )
-
-    def _no_progress(self, sequence: Sequence) -> RouteFailed:
-        return RouteFailed(
-            f"recipe {self._recipe.name!r}: model {self.model.name!r} takes tokens back at output position "
-            f"{sequence.output_tokens}, and {sequence.taken_back} were since one last became final: the "
-            "request would bounce for ever; it must take back less than is written in between"
-        )

@@ -24,7 +24,9 @@ COMMAND = (sys.executable, "-P", "-m", "tokenflow.worker.nursery")
 AVAILABLE = sys.platform == "linux"
 """It needs packets over local sockets."""
 
-_BIRTH_S = 30.0
+_WARM_S = 300.0
+_BIRTH_S = 10.0
+_BURIAL_S = 1.0
 _STOP_GRACE_S = 1.0
 
 
@@ -48,11 +50,13 @@ class Nursery:
     async def warm_up(self) -> _Process:
         """Start it if it does not run, and wait until it can fork."""
         async with self._starting:
-            if self._process is None or not self._process.child.running:
+            if self._process is None or self._process.lost:
                 self._process = await _Process.start()
             process = self._process
-        await process.warm.wait()
-        return process
+        with anyio.move_on_after(_WARM_S):
+            await process.warm.wait()
+            return process
+        raise await process.give_up(f"{_WARM_S:g} s in which it was not ready")
 
     async def stop(self) -> None:
         """End the nursery; its workers must be gone."""
@@ -61,11 +65,12 @@ class Nursery:
 
 
 class _Process:
-    """A nursery process; ``warm`` is set when it can fork, or never will."""
+    """A nursery process; ``warm`` is set when it can fork, or never will: then it is ``lost``."""
 
     def __init__(self, sock: socket.socket, child: Child, words: LastWords) -> None:
         self.child = child
         self.warm = asyncio.Event()
+        self.lost = False
         self._sock = sock
         self._words = words
         self._births: deque[asyncio.Future[Child]] = deque()
@@ -78,16 +83,19 @@ class _Process:
         ours.setblocking(False)
         words = LastWords("nursery")
         with theirs:
-            stderr = await words.open()
             try:
-                child = await spawn(theirs.fileno(), stderr, 1, COMMAND)
+                stderr = await words.open()
+                try:
+                    child = await spawn(theirs.fileno(), stderr, 1, COMMAND)
+                finally:
+                    os.close(stderr)
             except BaseException:
                 ours.close()
                 words.close()
                 raise
-            finally:
-                os.close(stderr)
-        return cls(ours, child, words)
+        process = cls(ours, child, words)
+        child.when_ended(process._lost)
+        return process
 
     async def fork(self, channel: int, stderr: int, threads: int) -> Child:
         birth: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
@@ -97,13 +105,11 @@ class _Process:
             raise await self._death() from None
         self._births.append(birth)
         try:
-            with anyio.fail_after(_BIRTH_S):
+            with anyio.move_on_after(_BIRTH_S):
                 return await birth
-        except TimeoutError:
-            self._lost()
         except EOFError:
-            pass
-        raise await self._death()
+            raise await self._death() from None
+        raise await self.give_up(f"{_BIRTH_S:g} s in which no worker came")
 
     async def stop(self) -> None:
         self._close()
@@ -113,12 +119,17 @@ class _Process:
         await self.child.wait()
         self._words.close()
 
-    async def _death(self) -> WorkerDied:
+    async def give_up(self, after: str) -> WorkerDied:
+        """End it, because it did not answer; returns the error that says so."""
+        self._lost()
+        return await self._death(after)
+
+    async def _death(self, after: str = "") -> WorkerDied:
         code = await self.child.wait()
         with anyio.move_on_after(_STOP_GRACE_S):
             await self._words.closed.wait()
         self._words.close()
-        return WorkerDied(f"the nursery (pid {self.child.pid}) ended with {self._words.ending(code)}")
+        return WorkerDied(f"the nursery (pid {self.child.pid}) ended with {self._words.ending(code, after)}")
 
     def _read(self) -> None:
         try:
@@ -142,17 +153,46 @@ class _Process:
                 self._births.popleft().set_exception(WorkerDied(f"no worker can be forked: {error}"))
             case Forked(pid=pid):
                 child = self._workers[pid] = Child(pid)
+                self._watch(child)
                 birth = self._births.popleft()
                 if birth.done():  # nobody waits for it any more
                     child.kill_group(signal.SIGKILL)
                 else:
                     birth.set_result(child)
             case Exited(pid=pid, code=code):
-                self._workers.pop(pid).ended(code)
+                if (dead := self._workers.pop(pid, None)) is not None:
+                    dead.ended(code)
+
+    def _watch(self, child: Child) -> None:
+        """See the end of a worker also where the nursery does not: one that is stopped buries nobody."""
+        loop = asyncio.get_running_loop()
+        try:
+            pidfd = os.pidfd_open(child.pid)
+        except OSError:  # it is gone already, or the kernel does not know how
+            return
+
+        def over() -> None:
+            loop.remove_reader(pidfd)
+            loop.call_later(_BURIAL_S, self._unburied, child)
+
+        def ended() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+        loop.add_reader(pidfd, over)
+        child.when_ended(ended)
+
+    def _unburied(self, child: Child) -> None:
+        if self._workers.get(child.pid) is child:
+            del self._workers[child.pid]
+            child.ended(None)
 
     def _lost(self) -> None:
         """The nursery is gone: whatever becomes of its workers would not be seen, so they go as well."""
+        if self.lost:
+            return
         self._close()
+        self.lost = True
         self.child.kill_group(signal.SIGKILL)
         self.warm.set()
         for birth in self._births:

@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 _COMMAND = (sys.executable, "-P", "-m", "tokenflow.planner")
 _TICK_S = 0.5
+_SHORT_S, _SHORT_BUSY_S = 3.0, 20.0
+"""A load that is over by then was not worth a plan, which slows models down that need all cores."""
 _PAUSE_S = 2.0
 """So long what was planned may show its effect, before it is planned again."""
+_BUSY_PAUSE = 20
+"""Where the models need all cores, planning may take a twentieth of the time."""
 _GRID = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MOST = {1: 64, 2: 64, 3: 16}
 _MOST_OF_MANY = 8
@@ -47,6 +51,7 @@ class Planning:
     :param active: how many requests are active now.
     :param slots: how many there can be.
     :param apply: takes every new table.
+    :param spare: whether there are cores that the models do not need.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Planning:
         active: Callable[[], int],
         slots: int,
         apply: Callable[[PolicyTable], None],
+        spare: bool = True,
     ) -> None:
         self._kind = _KINDS[policy]
         self._measures = policy != "planned"
@@ -65,28 +71,41 @@ class Planning:
         self._active = active
         self._most = min(_MOST.get(meter.size, _MOST_OF_MANY), slots)
         self._apply = apply
+        self._spare = spare
         self._planned: RoutingModel | None = None
         self._covered = 0
+        self._since = 0.0
         self._not_before = 0.0
         self._running = anyio.CancelScope()
 
     async def run(self) -> None:
         """Plan with what is assumed, then whenever the load has moved; for ever."""
-        # numpy takes a moment to import, which nobody's tokens should wait for.
-        await to_thread.run_sync(import_module, "tokenflow.planner.table", abandon_on_cancel=True)
+        # Models need numpy, whose import takes a moment that nobody's tokens should wait for.
+        assumed = await to_thread.run_sync(self._assumed, abandon_on_cancel=True)
+        self._since = anyio.current_time()
         async with anyio.create_task_group() as tasks:
-            if (assumed := self._assumed()) is not None:
-                tasks.start_soon(self._plan, assumed, [n for n in _GRID if n <= self._most])
+            if assumed is not None:
+                tasks.start_soon(self._plan, assumed, [n for n in _GRID if n <= self._most], 1)
             while self._measures:
                 await anyio.sleep(_TICK_S)
+                if not self._may_plan():
+                    continue
+                await to_thread.run_sync(import_module, "tokenflow.planner.table", abandon_on_cancel=True)
                 if (model := self._news()) is not None:
-                    tasks.start_soon(self._plan, model, self._order())
+                    tasks.start_soon(self._plan, model, self._order(), 1 if self._spare else _BUSY_PAUSE)
+
+    def _may_plan(self) -> bool:
+        """Whether there is anything to plan for, for long enough, and enough to plan with."""
+        self._meter.fold()
+        now = anyio.current_time()
+        if self._active() < 2:
+            self._since = now
+            return False
+        lasts = now - self._since >= (_SHORT_S if self._spare else _SHORT_BUSY_S)
+        return lasts and now >= self._not_before and not self._meter.missing
 
     def _news(self) -> RoutingModel | None:
         """What to plan with now, if anything has changed."""
-        self._meter.fold()
-        if self._active() < 2 or self._meter.missing or anyio.current_time() < self._not_before:
-            return None
         model = self._meter.model()
         grown = min(self._active(), self._most) > self._covered * _BEYOND
         if self._planned is None or grown or _moved(self._planned, model, self._active()):
@@ -95,11 +114,14 @@ class Planning:
 
     def _order(self) -> list[int]:
         """What is planned: the present concurrency first, then less, so that a falling load finds a plan."""
-        first = min(self._active(), self._most)
+        first = max(2, min(self._active(), self._most))
         return [first, *(n for n in reversed(_GRID) if n < first)]
 
-    async def _plan(self, model: RoutingModel, order: Sequence[int]) -> None:
-        """Plan in this order; each plan holds as soon as it is found.  It takes the place of an older one."""
+    async def _plan(self, model: RoutingModel, order: Sequence[int], pauses: int) -> None:
+        """Plan in this order; each plan holds as soon as it is found.  It takes the place of an older one.
+
+        However long planning has taken, ``pauses`` times as long at least is left to what it was done for.
+        """
         from tokenflow.planner import Planned, PolicyTable
         from tokenflow.planner.job import Job
 
@@ -108,17 +130,17 @@ class Planning:
         self._planned, self._covered, self._not_before = model, max(order), math.inf
         began, found = anyio.current_time(), list[Planned]()
         with anyio.CancelScope() as self._running:
-            async for planned in _planned(Job(model, tuple(order), self._kind)):
+            async for planned in _planned(Job(model, tuple(order), self._kind, self._meter.jitter)):
                 log.debug("%s", planned)
                 found.append(planned)
                 self._apply(PolicyTable(model, found))
-                self._pause(began)
-            self._pause(began)
+                if pauses == 1:
+                    self._pause(began, pauses)
+            self._pause(began, pauses)
 
-    def _pause(self, began: float) -> None:
-        """However long planning has taken, so much time at least is left to what it was done for."""
+    def _pause(self, began: float, pauses: int) -> None:
         now = anyio.current_time()
-        self._not_before = min(self._not_before, now + max(_PAUSE_S, now - began))
+        self._not_before = min(self._not_before, now + max(_PAUSE_S, pauses * (now - began)))
 
 
 async def _planned(job: Job) -> AsyncIterator[Planned]:
@@ -126,7 +148,12 @@ async def _planned(job: Job) -> AsyncIterator[Planned]:
     from tokenflow.planner.job import read_planned, write_job
 
     process = await anyio.open_process(
-        _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, env=worker_environment(1)
+        _COMMAND,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None,
+        env=worker_environment(1),
+        start_new_session=True,  # Ctrl-C in a terminal is for the router to answer
     )
     try:
         assert process.stdin is not None and process.stdout is not None

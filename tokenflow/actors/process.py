@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -21,6 +22,7 @@ from tokenflow.wire.messages import (
     Failure,
     Grant,
     Hello,
+    Hold,
     Ready,
     Score,
     Scored,
@@ -61,6 +63,7 @@ class WorkerProcess:
         self._claim: asyncio.Future[Claim] | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._step: asyncio.Future[StepDone] | None = None
+        self._ahead: deque[asyncio.Future[StepDone]] = deque()
         self._scores: dict[int, asyncio.Future[Scored]] = {}
         self._deadline: asyncio.TimerHandle | None = None
         self._over = asyncio.Event()
@@ -125,6 +128,15 @@ class WorkerProcess:
             self._expect(self.hello.config.step_timeout)
         return self._step
 
+    def ahead(self) -> asyncio.Future[StepDone]:
+        """The answer to the step that the worker has begun by itself, as the last answer said."""
+        return self._ahead.popleft()
+
+    def hold(self) -> None:
+        """The worker shall begin no further step by itself."""
+        assert self._channel is not None
+        self._channel.send(Hold())
+
     async def score(self, score: Score) -> Scored:
         """Ask for the log-probabilities of given tokens; the worker answers between two steps.
 
@@ -178,7 +190,12 @@ class WorkerProcess:
         if isinstance(message, StepDone) and self._step is not None and not self._step.done():
             self._answered()
             self.steps += bool(message.rows or message.failed)
-            self._step.set_result(message)
+            answered = self._step
+            if message.ahead:
+                self._step = answered.get_loop().create_future()
+                self._ahead.append(self._step)
+                self._expect(self.hello.config.step_timeout)
+            answered.set_result(message)
         elif isinstance(message, Claim) and self._claim is not None and not self._claim.done():
             self._answered()
             self._claim.set_result(message)

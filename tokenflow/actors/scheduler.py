@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,18 @@ class Scheduler:
     how long that takes.
 
     :param waiting: how many requests wait at each model.
+    :param clock: seconds; finer than an event loop's, which may stand still for a millisecond.
     """
 
-    def __init__(self, size: int, waiting: Callable[[], Sequence[int]]) -> None:
+    def __init__(
+        self,
+        size: int,
+        waiting: Callable[[], Sequence[int]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.policy: Thresholds | Lookahead = eager(size)
         self._waiting = waiting
+        self._clock = clock
         self._running = [0] * size
         self._started = [0.0] * size
 
@@ -38,10 +45,14 @@ class Scheduler:
         """Whether any model runs."""
         return any(self._running)
 
+    def others_run(self, index: int) -> bool:
+        """Whether any model but ``index`` runs."""
+        return any(batch for other, batch in enumerate(self._running) if other != index)
+
     def began(self, index: int, batch: int) -> None:
         """A batch of model ``index`` started."""
         self._running[index] = batch
-        self._started[index] = asyncio.get_running_loop().time()
+        self._started[index] = self._clock()
 
     def ended(self, index: int) -> None:
         """Model ``index`` is idle."""
@@ -52,7 +63,7 @@ class Scheduler:
         policy, waiting = self.policy, self._waiting()
         if isinstance(policy, Thresholds):
             return 0.0 if waiting[index] >= policy.thresholds[index] else math.inf
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         residual_ms = [
             policy.expected_ms(i, batch) - (now - self._started[i]) * 1e3 if batch else 0.0
             for i, batch in enumerate(self._running)

@@ -103,7 +103,8 @@ class Sequence:
     of, ``states`` to what its rules' windows and momentums hold.  ``gave_up`` holds who dropped a token at
     which output position, as pairs of code and position, and ``taken_back`` is how many tokens were, since
     one last became final.  ``deaths`` is how many workers died while they ran the request, since one last
-    completed a step of it.  Where ``only`` is the code of a model, no other may write.
+    completed a step of it.  ``booked`` is how many tokens memory is booked for ahead.  Where ``only`` is the
+    code of a model, no other may write.
     """
 
     id: int
@@ -123,6 +124,7 @@ class Sequence:
     tops: list[list[tuple[int, float]]] = field(default_factory=list)
     written: Counter[int] = field(default_factory=Counter)
     final: int = 0
+    booked: int = 0
     phase: Phase = Phase.QUEUED
     epoch: int = 0
     arrived: int = 0
@@ -142,6 +144,10 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
+
+    def runs(self, code: int, epoch: int) -> bool:
+        """Whether what model ``code`` says of an epoch holds: it is not over, not rebuilt, and there."""
+        return self.phase is Phase.ACTIVE and self.epoch == epoch and self.holder == code
 
     @property
     def output_tokens(self) -> int:

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from tokenflow.actors.child import Launch
 from tokenflow.actors.process import Grants, WorkerProcess
-from tokenflow.errors import TokenflowError, WorkerDied
+from tokenflow.errors import ModelLoadError, TokenflowError, WorkerDied
 from tokenflow.wire.messages import Hello, Ready
 
 _FIRST_BACKOFF_S = 0.1
@@ -68,6 +68,7 @@ class Supervisor:
         self._worker = WorkerProcess(hello, launch, grant)
         self._settled = asyncio.Event()
         self._stopping = False
+        self._first: Ready
 
     @property
     def model(self) -> str:
@@ -88,10 +89,10 @@ class Supervisor:
         """Start the first worker; whatever is wrong with it is raised.
 
         :raises ModelLoadError: if the model cannot be loaded, or does not fit the recipe.
-        :raises WorkerDied: if the process ends while loading.
+        :raises WorkerDied: if the process cannot be started, or ends while loading.
         """
-        facts = await self._worker.start(tasks)
-        self._check(facts)
+        facts = await self._start(self._worker, tasks)
+        self._first = facts
         self._set(Condition.READY)
         return facts
 
@@ -143,13 +144,31 @@ class Supervisor:
     async def _restart(self, worker: WorkerProcess, tasks: TaskGroup) -> None:
         """Start a replacement; one that fails is dead, with the reason as its error."""
         try:
-            self._check(await worker.start(tasks))
+            self._refuse_less(await self._start(worker, tasks))
         except TokenflowError as error:
             await worker.fail(error)
-        except OSError as error:
-            await worker.fail(WorkerDied(f"a worker of model {self.model!r} cannot be started: {error}"))
         else:
             self._set(Condition.READY)
+
+    async def _start(self, worker: WorkerProcess, tasks: TaskGroup) -> Ready:
+        try:
+            facts = await worker.start(tasks)
+        except OSError as error:
+            raise WorkerDied(f"a worker of model {self.model!r} cannot be started: {error}") from None
+        self._check(facts)
+        return facts
+
+    def _refuse_less(self, facts: Ready) -> None:
+        """Requests are admitted by what the first worker had room for.
+
+        An engine that takes what is free may find less as long as its predecessor's memory is not back.
+        """
+        for what in ("kv_capacity", "max_requests", "context_length"):
+            now, first = getattr(facts, what), getattr(self._first, what)
+            if now < first:
+                raise ModelLoadError(
+                    f"the new worker of model {self.model!r} has a {what} of {now}, and the first had {first}"
+                )
 
     def _set(self, condition: Condition) -> None:
         self.condition = condition

@@ -11,7 +11,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 
 import anyio
@@ -35,10 +34,13 @@ from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
 from tokenflow.errors import RequestCancelled, RequestTimeout, RouterClosed, TokenflowError, WorkerDied
 from tokenflow.settings import settings
-from tokenflow.types import FinishReason, Load, RouterStatus
+from tokenflow.types import FinishReason, Load, Reservation, RouterStatus
 from tokenflow.wire.messages import Ready, Step, StepDone
 
 log = logging.getLogger("tokenflow.system")
+
+_UNSEEN = 32
+"""Tokens: the router's part of a step is nothing when it is shared by so many."""
 
 Observer = Callable[[str, Step, StepDone], None]
 
@@ -76,7 +78,7 @@ class ActorSystem:
         self._nursery = Nursery()
         self._left = {model.code for model in self._models}
         self._ledger = Ledger({})
-        self._admission = Admission(queue_limits)
+        self.admission = Admission(queue_limits, self._free_slots)
         self.batching = Batching(recipe, self.actors)
         self._queue: deque[Sequence] = deque()
         self._alarms: dict[int, asyncio.TimerHandle] = {}
@@ -142,10 +144,9 @@ class ActorSystem:
             self.actors[model.code] = actor
             tasks.start_soon(actor.decode_loop, name=f"{model.name}.decode")
             tasks.start_soon(supervisor.keep_alive, tasks, name=f"{model.name}.supervisor")
+        spare = all(facts.device != "cpu" for facts in ready)
         poll = settings().poll
-        if poll is None:  # where models compute on the CPU, the cores are needed for them
-            poll = all(facts.device != "cpu" for facts in ready)
-        self.batching.start(tasks, self._ledger.slots, poll)
+        self.batching.start(tasks, self._ledger.slots, spare if poll is None else poll, spare)
 
     async def stop(self, grace_s: float) -> None:
         """Abort open requests and stop every worker, in reverse order of their start.
@@ -162,15 +163,8 @@ class ActorSystem:
                 stopping.start_soon(supervisor.stop, grace_s)
         await self._nursery.stop()
 
-    def arriving(self) -> AbstractContextManager[None]:
-        """A place in the queue for a request whose prompt is yet to be read; submit it before this ends.
-
-        :raises Overloaded: if as many wait as may.
-        """
-        return self._admission.arriving()
-
-    def submit(self, sequence: Sequence) -> None:
-        """Queue a request; it starts as soon as every model it can reach has memory for it.
+    def submit(self, sequence: Sequence, reservation: Reservation) -> None:
+        """Queue a request in its place; it starts as soon as every model it can reach has memory for it.
 
         :raises Overloaded: if the prompts that wait are too long together.
         :raises RouterClosed: if the system is stopped.
@@ -179,7 +173,7 @@ class ActorSystem:
         self.require_running()
         if not self.allows(sequence, sequence.holder):
             sequence.holder = self.home(sequence)
-        self._admission.queue(sequence.id, sequence.prompt_tokens)
+        self.admission.queue(sequence.id, sequence.prompt_tokens, reservation)
         self._queue.append(sequence)
         if (seconds := sequence.limits.timeout_s) is not None:
             loop = asyncio.get_running_loop()
@@ -245,6 +239,12 @@ class ActorSystem:
             self._preempt(self._active[max(self._active)])
         return sequence.phase is Phase.ACTIVE
 
+    def reserve(self, sequence: Sequence) -> None:
+        """Book memory for tokens to come, so that a worker may write some before they are seen here."""
+        length = len(sequence.tokens)
+        if sequence.phase is Phase.ACTIVE and not self._queue and sequence.booked - length < _UNSEEN // 2:
+            sequence.booked = self._ledger.reserve(sequence.id, length + 1 + _UNSEEN)
+
     def finish(
         self, sequence: Sequence, reason: FinishReason | None = None, error: TokenflowError | None = None
     ) -> None:
@@ -253,7 +253,7 @@ class ActorSystem:
             return
         if sequence.phase is Phase.QUEUED:
             self._queue.remove(sequence)
-            self._admission.leave(sequence.id)
+            self.admission.leave(sequence.id)
         if (alarm := self._alarms.pop(sequence.id, None)) is not None:
             alarm.cancel()
         self._release(sequence)
@@ -276,13 +276,16 @@ class ActorSystem:
         forks = nursery.AVAILABLE and (engine == "torch" or ":" in engine)
         return self._nursery.launch if forks else spawn
 
+    def _free_slots(self) -> int:
+        return 0 if self._queue else self._ledger.slots - len(self._active)
+
     def _admit(self) -> None:
         while self._queue and self.error is None:
             sequence = self._queue[0]
             if not self._ledger.admits(len(sequence.tokens) + 1):
                 return
             self._queue.popleft()
-            self._admission.leave(sequence.id)
+            self.admission.leave(sequence.id)
             self._ledger.hold(sequence.id, len(sequence.tokens) + 1)
             sequence.phase = Phase.ACTIVE
             sequence.admitted_at = sequence.admitted_at or time.monotonic()
@@ -304,6 +307,7 @@ class ActorSystem:
     def _release(self, sequence: Sequence) -> None:
         self._active.pop(sequence.id, None)
         self._ledger.release(sequence.id)
+        sequence.booked = 0
         for actor in self.actors.values():
             actor.forget(sequence)
 
@@ -336,6 +340,7 @@ class ActorSystem:
     def _reroute(self, sequence: Sequence) -> None:
         """Move a request away from a model that is given up; whoever has left it a position must write it."""
         sequence.gave_up.clear()
+        self.actors[sequence.holder].forget(sequence)
         try:
             home = self.home(sequence)
         except WorkerDied as error:

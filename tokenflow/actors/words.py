@@ -6,10 +6,13 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections import deque
 
 _LINES = 20
 _LONGEST_LINE = 4096
+_LOGGED_LINES, _SPAN_S = 1000, 1.0
+"""So many lines are logged in such a time; tokens do not wait for a worker that floods its log."""
 
 log = logging.getLogger("tokenflow.worker")
 
@@ -17,7 +20,8 @@ log = logging.getLogger("tokenflow.worker")
 class LastWords(asyncio.Protocol):
     """What a process writes to its standard error, logged under ``name``; ``lines`` are the last ones.
 
-    ``closed`` is set when nobody can write any more.
+    Of a flood only the beginning is logged, and how much there was.  ``closed`` is set when nobody can write
+    any more.
     """
 
     def __init__(self, name: str) -> None:
@@ -25,6 +29,8 @@ class LastWords(asyncio.Protocol):
         self.closed = asyncio.Event()
         self._name = name
         self._line = b""
+        self._since = 0.0
+        self._logged = self._withheld = 0
         self._transport: asyncio.BaseTransport | None = None
 
     async def open(self) -> int:
@@ -58,18 +64,34 @@ class LastWords(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         *lines, rest = (self._line + data).split(b"\n")
         self._line = rest[-_LONGEST_LINE:]
-        for line in lines:
-            self._report(line)
+        self._report(lines)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._line:
-            self._report(self._line)
+            self._report([self._line])
+        self._admit_to_have_withheld()
         self.closed.set()
 
-    def _report(self, line: bytes) -> None:
-        text = line[-_LONGEST_LINE:].decode(errors="replace").rstrip()
-        self.lines.append(text)
-        log.warning("[%s] %s", self._name, text)
+    def _report(self, lines: list[bytes]) -> None:
+        now = time.monotonic()
+        if now >= self._since + _SPAN_S:
+            self._admit_to_have_withheld()
+            self._since, self._logged = now, 0
+        logged = lines[: _LOGGED_LINES - self._logged]
+        self._logged += len(logged)
+        self._withheld += len(lines) - len(logged)
+        for line in logged:
+            log.warning("[%s] %s", self._name, _text(line))
+        self.lines.extend(map(_text, lines[-_LINES:]))
+
+    def _admit_to_have_withheld(self) -> None:
+        if self._withheld:
+            log.warning("[%s] ... and %d more lines", self._name, self._withheld)
+            self._withheld = 0
+
+
+def _text(line: bytes) -> str:
+    return line[-_LONGEST_LINE:].decode(errors="replace").rstrip()
 
 
 def _signal_name(number: int) -> str:

@@ -61,8 +61,8 @@ def claim(config: ModelConfig) -> Claim:
     A callable that stands for an engine may have a ``claim`` of its own, which takes the config; without
     one it sees to its memory itself.
 
-    :raises UnsupportedModel: for an engine that does not exist.
-    :raises ModelLoadError: if its files do not say.
+    :raises UnsupportedModel: for an engine that does not exist, or is not installed.
+    :raises ModelLoadError: if its files do not say, or its devices are not there.
     """
     if ":" in config.engine:
         own: Callable[[ModelConfig], Claim] | None = getattr(_import_own(config.engine), "claim", None)
@@ -73,11 +73,18 @@ def claim(config: ModelConfig) -> Claim:
     from tokenflow.engines.torch.engine import device_of
 
     if config.engine == "sglang":
-        return claim_of(config, device_of(config.device), config.tensor_parallel)
+        from tokenflow.engines.sglang.load import place_of
+        from tokenflow.engines.sglang.seams import require_sglang
+
+        require_sglang()
+        device = device_of(config.device)
+        place_of(config.device, config.tensor_parallel - 1)
+        return claim_of(config, device, config.tensor_parallel)
     from tokenflow.engines.torch.config import read_spec
+    from tokenflow.engines.torch.linear import packs
 
     read_spec(Path(config.path), config.context_length)
-    return claim_of(config, device_of(config.device))
+    return claim_of(config, device_of(config.device), packs=packs)
 
 
 @cache

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,34 +21,43 @@ _CPU_CACHE_SHARE, _CPU_CACHE_MOST = 4, 8 * 2**30
 """A CPU's memory is the machine's: KV caches take a part of what is free, within reason."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_HEAD = "lm_head.weight"
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def claim_of(config: ModelConfig, device: torch.device, ranks: int = 1) -> Claim:
-    """What a dense decoder in Hugging Face layout takes, read from its files; nothing is loaded.
+Packs = Callable[[int, torch.dtype, torch.device], bool]
+"""Whether an engine keeps a matrix of so many elements in a layout of its own."""
+
+
+def claim_of(
+    config: ModelConfig, device: torch.device, ranks: int = 1, *, packs: Packs = lambda *_: False
+) -> Claim:
+    """What a decoder in Hugging Face layout takes, read from its files; nothing is loaded.
 
     :param device: the first device that it runs on.
     :param ranks: how many GPUs, from that one on, share the model.
+    :param packs: a matrix that the engine packs and needs as it is as well, it has twice: a tied head.
     :raises ModelLoadError: if its files do not say.
     """
     path = Path(config.path)
     raw = _text_config(path)
+    ranks = ranks if device.type == "cuda" else 1
     try:
-        heads = raw["num_attention_heads"]
-        head_dim = raw.get("head_dim") or raw["hidden_size"] // heads
-        layers, kv_heads = raw["num_hidden_layers"], raw.get("num_key_value_heads") or heads
+        entry = _entry(raw, ranks) * raw["num_hidden_layers"]
         context = config.context_length or raw["max_position_embeddings"]
     except KeyError as error:
         raise ModelLoadError(f"{path / 'config.json'}: {error} is missing") from error
-    stored, stored_bytes = _stored(path)
-    dtype = stored if config.dtype == "auto" else config.dtype
+    tied, head = bool(raw.get("tie_word_embeddings")), raw.get("vocab_size", 0) * raw.get("hidden_size", 0)
+    stored = stored_tensors(path, unused=_HEAD if tied else "")
+    dtype = stored.dtype if config.dtype == "auto" else config.dtype
     if dtype not in _BYTES:
         raise ModelLoadError(f"dtype must be auto or one of {', '.join(_BYTES)}, got {dtype!r}")
     width = _BYTES[dtype]
-    ranks = ranks if device.type == "cuda" else 1
-    token_bytes = 2 * layers * -(-kv_heads // ranks) * head_dim * width
-    weights = stored_bytes * width // _BYTES[stored] // ranks
+    token_bytes = entry * width
+    weights = (stored.floats * width + stored.other_bytes) // ranks
+    if tied and packs(head, getattr(torch, dtype), device):
+        weights += head * width
     shares = [
         _share(torch.device("cuda", (device.index or 0) + rank) if device.type == "cuda" else device)
         for rank in range(ranks)
@@ -93,20 +104,48 @@ def _text_config(path: Path) -> dict[str, Any]:
     return {**raw, **raw.get("text_config", {})}
 
 
-def _stored(path: Path) -> tuple[str, int]:
-    """The dtype of a checkpoint's first tensor, and the bytes of all its tensors."""
+def _entry(raw: Mapping[str, Any], ranks: int) -> int:
+    """Numbers that one layer keeps of a token on each rank: keys and values, or what they are made from."""
+    if latent := raw.get("kv_lora_rank"):
+        return int(latent + raw["qk_rope_head_dim"])
+    heads = raw["num_attention_heads"]
+    head_dim = raw.get("head_dim") or raw["hidden_size"] // heads
+    kv_heads = raw.get("num_key_value_heads") or heads
+    return int(2 * -(-kv_heads // ranks) * head_dim)
+
+
+class Stored(NamedTuple):
+    """The tensors of a checkpoint.
+
+    :param dtype: that of most of the numbers which are stored as they are computed with.
+    :param floats: how many numbers those are: they are loaded in the dtype that is asked for.
+    :param other_bytes: the size of all others, quantised weights above all, which stay as they are.
+    """
+
+    dtype: str
+    floats: int
+    other_bytes: int
+
+
+def stored_tensors(path: Path, unused: str = "") -> Stored:
+    """Read from the headers of the files.
+
+    :param unused: a tensor that is not loaded.
+    :raises ModelLoadError: if there are no files, or broken ones.
+    """
     files = sorted(path.glob("*.safetensors"))
-    total, dtype = 0, "float32"
-    for file in files:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            try:
-                header = json.loads(opened.read(length))
-            except ValueError as error:
-                raise ModelLoadError(f"{file}: cannot be read: {error}") from error
-        total += file.stat().st_size - 8 - length
-        tensors = (entry["dtype"] for name, entry in header.items() if name != "__metadata__")
-        dtype = _STORED.get(next(tensors, "F32"), dtype)
     if not files:
         raise ModelLoadError(f"{path}: no safetensors files found; only safetensors weights are read")
-    return dtype, total
+    sizes: Counter[str] = Counter()
+    for file in files:
+        try:
+            with file.open("rb") as opened:
+                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+            for name, entry in header.items():
+                if name not in ("__metadata__", unused):
+                    start, stop = entry["data_offsets"]
+                    sizes[entry["dtype"]] += stop - start
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ModelLoadError(f"{file}: cannot be read: {error}") from error
+    floats = Counter({name: sizes.pop(key, 0) // _BYTES[name] for key, name in _STORED.items()})
+    return Stored(floats.most_common(1)[0][0], floats.total(), sizes.total())

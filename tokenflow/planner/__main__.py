@@ -1,33 +1,48 @@
 """``python -m tokenflow.planner``: a job on stdin, its plans on stdout, one line each as they are found.
 
 For a process that must not wait: planning takes the processor for seconds, so it runs in another process
-that gets what nobody else wants of it.
+that gets what nobody else wants of it.  It ends when nobody reads its stdout any more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
+import threading
 
 from tokenflow.planner.job import read_job, work, write_planned
 
-_NICE = 5
-_PATIENCE_S = 2
-"""So long it does without, on a machine that is busy all the time; then it takes a small share."""
+_NICE = 19
+_PATIENCE_S = 30
+"""So long it does without, on a machine that is busy all the time; then it takes one or two percent, for
+which others may have to wait some milliseconds."""
 
 
 def main() -> None:
     """Do the job."""
+    threading.Thread(target=_leave_with_reader, args=(sys.stdout.fileno(),), daemon=True).start()
     os.nice(_NICE)
     if hasattr(os, "SCHED_IDLE"):
         _schedule(os.SCHED_IDLE)
         signal.signal(signal.SIGALRM, lambda *_: _schedule(os.SCHED_OTHER))
         signal.alarm(_PATIENCE_S)
-    for planned in work(read_job(sys.stdin.readline())):
-        sys.stdout.write(write_planned(planned) + "\n")
-        sys.stdout.flush()
+    if not (line := sys.stdin.readline()):
+        return  # whoever was about to ask is gone
+    with contextlib.suppress(BrokenPipeError):
+        for planned in work(read_job(line)):
+            sys.stdout.write(write_planned(planned) + "\n")
+            sys.stdout.flush()
+
+
+def _leave_with_reader(fd: int) -> None:
+    """End the process, in the middle of a plan, once the other end of its stdout is closed."""
+    poll = select.poll()
+    poll.register(fd, 0)  # no more than what is always told: that it is hung up
+    poll.poll()
+    os._exit(0)
 
 
 def _schedule(policy: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -32,14 +33,21 @@ _FIRST_EVENTS, _MOST_EVENTS = 2000, 128_000
 
 
 class Contest:
-    """Evaluates candidates at one concurrency and keeps what it found."""
+    """Evaluates candidates at one concurrency and keeps what it found.
 
-    def __init__(self, clock: Clock, state_limit: int, seed: int, progress: Progress) -> None:
+    :param effort: share of the sampling that is done where chains are too large.
+    """
+
+    def __init__(
+        self, clock: Clock, state_limit: int, seed: int, progress: Progress, effort: float = 1.0
+    ) -> None:
         self.found: Found = {}
         self._clock = clock
         self._state_limit = state_limit
         self._seed = seed
         self._progress = progress
+        self._most_work, self._most_events = effort * _MOST_WORK, effort * _MOST_EVENTS
+        self._precision = PRECISION / math.sqrt(effort)
         self._states: dict[tuple[int, ...], int] = {}
 
     def enter(self, candidates: Sequence[tuple[int, ...]]) -> None:
@@ -92,8 +100,8 @@ class Contest:
             ahead = np.array([self._may_win(thresholds) for thresholds in racing])
             left = int(ahead.sum())
             self._progress(len(self.found) - left, len(self.found))
-            precise = (estimate.half_width <= PRECISION * estimate.rate)[ahead].all()
-            if left <= enough or precise or work >= _MOST_WORK:
+            precise = (estimate.half_width <= self._precision * estimate.rate)[ahead].all()
+            if left <= enough or precise or work >= self._most_work:
                 break
             copies = copies.keep(ahead, _COPIES // left)
             steps *= 2
@@ -103,7 +111,7 @@ class Contest:
     def _simulate(self, candidates: Sequence[tuple[int, ...]]) -> None:
         """Simulate request by request, twice as long each time, and drop what is clearly slower."""
         racing, events, model = list(candidates), _FIRST_EVENTS, self._clock.model
-        while events <= _MOST_EVENTS and (len(racing) > 1 or racing[0] not in self.found):
+        while events <= self._most_events and (len(racing) > 1 or racing[0] not in self.found):
             for thresholds in racing:
                 run = simulate(
                     model, Thresholds(thresholds), self._clock.concurrency, steps=events, seed=self._seed

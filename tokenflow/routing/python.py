@@ -241,7 +241,7 @@ class PythonRoute:
     def _ask(self, count: int, call: Callable[..., object], /, *given: object, **params: Tensor) -> list[int]:
         try:
             answer = call(*given, **params)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # nobody interrupts a worker: it is the route that says so
             raise RouteFailed(f"{self._name} {failure(error, self._file)}") from error
         codes = self._plain(answer, count)
         for row, code in enumerate(codes):

@@ -39,13 +39,19 @@ def usage(prompt_tokens: int, completions: Sequence[Completion], verifying: froz
 
 
 def ours(completions: Sequence[Completion]) -> Ours:
-    """The ``tokenflow`` key of an answer: who wrote how much of it."""
+    """The ``tokenflow`` key of an answer: who wrote how much of it, and whether that was simulated."""
     return {
+        **simulated(completions),
         "tokens": dict(_by_model(completions)),
         "handoffs": sum(completion.usage.handoffs for completion in completions),
         "dropped": sum(completion.usage.dropped for completion in completions),
         "seeds": [completion.seed for completion in completions],
     }
+
+
+def simulated(completions: Sequence[Completion]) -> Ours:
+    """A remark where models are simulated: their texts mean nothing."""
+    return {"simulated": True} if any(completion.simulated for completion in completions) else {}
 
 
 class Extras(Struct, frozen=True):

@@ -25,6 +25,7 @@ async def model(request: Request) -> Answer:
 
 
 def _card(service: Service, target: Target) -> dict[str, Any]:
+    simulated = {"tokenflow": {"simulated": True}} if service.router.recipe.simulated else {}
     return {
         "id": target.name,
         "object": "model",
@@ -33,4 +34,5 @@ def _card(service: Service, target: Target) -> dict[str, Any]:
         "root": service.root_of(target.member),
         "parent": None,
         "max_model_len": service.longest,
+        **simulated,
     }

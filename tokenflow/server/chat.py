@@ -159,10 +159,12 @@ async def chat(request: Request) -> Answer:
     settings = {**asked.sampling(), "logprobs": asked.logprobs, "top_logprobs": asked.top_logprobs}
     if asked.max_completion_tokens is not None:
         settings["max_tokens"] = asked.max_completion_tokens
-    with renamed(_NAMES), service.preparing(n):
-        prompt = await service.router.encode(asked.messages, template=chat_variables(asked))
+    with renamed(_NAMES), service.reserve(n) as reservation:
+        prompt = await service.router.encode(
+            asked.messages, template=chat_variables(asked), most=service.longest
+        )
         wishes = [Wish(prompt, {**settings, "choice": choice}) for choice in range(n)]
-        responses = await prepare(service, wishes, target.member, asked.params)
+        responses = await prepare(service, reservation, wishes, target.member, asked.params)
     shape = ChatShape(
         asked,
         (f"chatcmpl-{record.id}", record.created, target.name),

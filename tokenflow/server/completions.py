@@ -155,11 +155,10 @@ async def completions(request: Request) -> Answer:
     check_count(n, "n")
     check_count(n * len(prompts), "prompt")
     silent = asked.max_tokens == 0 and bool(asked.echo)
-    with renamed(_NAMES), service.preparing(n * len(prompts)):
+    with renamed(_NAMES), service.reserve(n * len(prompts)) as reservation:
         special = asked.add_special_tokens is not False
-        ids = [
-            await service.router.encode(prompt, add_special_tokens=special) async for prompt in paced(prompts)
-        ]
+        encode = partial(service.router.encode, add_special_tokens=special, most=service.longest)
+        ids = [await encode(prompt) async for prompt in paced(prompts)]
         echoes: list[Echo] = []
         if asked.echo:
             echo = partial(_echo, service, asked, prompts, ids, target.member)
@@ -174,7 +173,7 @@ async def completions(request: Request) -> Answer:
             for tokens in ids
             for choice in range(0 if silent else n)
         ]
-        responses = await prepare(service, wishes, target.member, asked.params)
+        responses = await prepare(service, reservation, wishes, target.member, asked.params)
     shape = TextShape(
         asked,
         (f"cmpl-{record.id}", record.created, target.name),
@@ -211,7 +210,7 @@ async def _echo(
     """What each response begins with: the prompt, and its log-probabilities if wanted."""
     echoes = []
     for prompt, tokens in zip(prompts, ids, strict=True):
-        text = prompt if isinstance(prompt, str) else service.router.tokenizer.decode(tokens)
+        text = prompt if isinstance(prompt, str) else await service.decode(tokens)
         scored: tuple[Token, ...] = ()
         if asked.logprobs is not None:
             scored = await service.router.score(tokens, top=asked.logprobs, member=member)

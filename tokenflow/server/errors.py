@@ -10,10 +10,13 @@ import msgspec
 
 from tokenflow.errors import (
     ContextTooLong,
+    EndpointFailed,
     InvalidRequest,
     NonFiniteLogits,
+    Overloaded,
     RequestCancelled,
     RequestError,
+    RequestTimeout,
     RouteFailed,
     RouterClosed,
     TokenflowError,
@@ -70,6 +73,23 @@ def too_large(limit: int) -> ApiError:
     return ApiError(413, "invalid_request_error", "request_too_large", message)
 
 
+def too_many(limit: int) -> ApiError:
+    """The request's body has too many values."""
+    message = f"the request has more than {limit} values; send fewer prompts or tokens at once"
+    return ApiError(413, "invalid_request_error", "request_too_large", message)
+
+
+def too_slow(seconds: float) -> ApiError:
+    """The request's body does not come."""
+    message = f"the request's body did not come within {seconds:g} s"
+    return ApiError(408, "invalid_request_error", "request_timeout", message, None, _NO_RETRY)
+
+
+def no_http(status: int, message: str) -> ApiError:
+    """What was sent is not HTTP as this server takes it."""
+    return ApiError(status, "invalid_request_error", "bad_http", message)
+
+
 def no_model(name: str, names: tuple[str, ...]) -> ApiError:
     """Nobody here is called that."""
     message = _readable(f"the model {name!r} does not exist; models: {', '.join(names)}")
@@ -79,8 +99,7 @@ def no_model(name: str, names: tuple[str, ...]) -> ApiError:
 def no_route(status: int, method: str, path: str) -> ApiError:
     """There is no such endpoint (404), or it wants another method (405)."""
     what = "there is no" if status == 404 else "not allowed:"
-    message = _readable(f"{what} {method} {path}")
-    return ApiError(status, "invalid_request_error", "not_found", message)
+    return ApiError(status, "invalid_request_error", "not_found", _bounded(f"{what} {method} {path}"))
 
 
 def wrong_key() -> ApiError:
@@ -88,12 +107,6 @@ def wrong_key() -> ApiError:
     message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
     headers = {"www-authenticate": "Bearer"}
     return ApiError(401, "authentication_error", "invalid_api_key", message, None, headers)
-
-
-def queue_full(most: int) -> ApiError:
-    """Too many requests wait already."""
-    message = f"{most} requests wait already; try again later"
-    return ApiError(503, "overloaded_error", "queue_full", message, None, _RETRY)
 
 
 def not_ready(message: str) -> ApiError:
@@ -124,9 +137,17 @@ def api_error(error: Exception) -> ApiError:
             return error
         case InvalidRequest():
             code = "context_length_exceeded" if isinstance(error, ContextTooLong) else "invalid_value"
+            if code == "context_length_exceeded":  # clients know it by these words
+                return invalid(f"this model's maximum context length is exceeded: {error}", error.param, code)
             return invalid(str(error), error.param, code)
         case RequestCancelled() | RouterClosed():
             return not_ready(_first_line(error))
+        case Overloaded():
+            return ApiError(503, "overloaded_error", "queue_full", _first_line(error), None, _RETRY)
+        case RequestTimeout():
+            return ApiError(504, "server_error", "request_timeout", _first_line(error), None, _NO_RETRY)
+        case EndpointFailed():
+            return ApiError(502, "server_error", "endpoint_failed", _first_line(error))
         case RouteFailed():
             return ApiError(500, "server_error", "recipe_error", _first_line(error), None, _NO_RETRY)
         case NonFiniteLogits() | RequestError():
@@ -145,5 +166,9 @@ def _first_line(error: Exception) -> str:
 
 def _readable(message: str) -> str:
     """A message of bounded length that names no folders of this machine."""
-    message = _PATH.sub(r"\1", message.encode(errors="replace").decode())
+    return _bounded(_PATH.sub(r"\1", message))
+
+
+def _bounded(message: str) -> str:
+    message = message.encode(errors="replace").decode()
     return message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + "..."

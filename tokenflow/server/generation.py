@@ -20,7 +20,7 @@ from tokenflow.server.errors import invalid
 from tokenflow.server.records import record_of
 from tokenflow.server.service import Service
 from tokenflow.server.transport import Events, EventStream, Json, sole, unless_gone
-from tokenflow.types import Completion, StreamEvent
+from tokenflow.types import Completion, Reservation, StreamEvent
 
 T = TypeVar("T")
 
@@ -61,21 +61,35 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     except InvalidRequest as error:
         if error.param is None or error.param not in names:
             raise
-        name = names[error.param]
-        raise type(error)(str(error).replace(error.param, name, 1), name) from None
+        name, message = names[error.param], str(error)
+        if error.param != "prompt":  # which is its name in any language
+            message = message.replace(error.param, name, 1)
+        raise type(error)(message, name) from None
 
 
 async def prepare(
-    service: Service, wishes: Sequence[Wish], member: str | None, params: Mapping[str, float] | None
+    service: Service,
+    reservation: Reservation,
+    wishes: Sequence[Wish],
+    member: str | None,
+    params: Mapping[str, float] | None,
 ) -> list[Response]:
     """Check every response that is wished for, and queue it; of all or none.
 
+    :param reservation: a place for each.
     :raises TokenflowError: if one of them is wrong, or nothing can be answered.
     """
     responses: list[Response] = []
     try:
         async for wish in paced(wishes):
-            response = service.router.stream(wish.prompt, params=params, member=member, **wish.sampling)
+            response = service.router.stream(
+                wish.prompt,
+                params=params,
+                timeout=service.request_timeout,
+                member=member,
+                reservation=reservation,
+                **wish.sampling,
+            )
             responses.append(response)
             await response.begin()
     except BaseException:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response as Answer
 
 from tokenflow.prompts import Prompt
+from tokenflow.server.answers import simulated
 from tokenflow.server.errors import invalid
 from tokenflow.server.generation import Wish, answer, check_count, paced, prepare, renamed
 from tokenflow.server.logprobs import Speller, number
@@ -85,6 +86,7 @@ class NativeShape:
         if done is not None:
             meta["e2e_latency"] = done.timing.latency_s
             meta["tokenflow"] = {
+                **simulated([done]),
                 "tokens": dict(done.usage.by_model),
                 "handoffs": done.usage.handoffs,
                 "dropped": done.usage.dropped,
@@ -116,13 +118,14 @@ async def generate(request: Request) -> Answer:
     count = n * len(prompts)
     check_count(count, "sampling_params.n")
     start = -1 if asked.logprob_start_len is None else asked.logprob_start_len
-    with renamed(_NAMES), service.preparing(count):
-        ids = [await service.router.encode(prompt) async for prompt in paced(prompts)]
+    with renamed(_NAMES), service.reserve(count) as reservation:
+        encode = partial(service.router.encode, most=service.longest)
+        ids = [await encode(prompt) async for prompt in paced(prompts)]
         inputs: list[tuple[Token, ...]] = []
         if asked.return_logprob and start >= 0:
             inputs = await unless_gone(request.receive, partial(_score, service, asked, ids))
         wishes = [Wish(tokens, {**settings, "choice": choice}) for tokens in ids for choice in range(n)]
-        responses = await prepare(service, wishes, None, asked.params)
+        responses = await prepare(service, reservation, wishes, None, asked.params)
     shape = NativeShape(
         asked,
         _names(asked, record_of(request).id, count),

@@ -26,6 +26,7 @@ class Options:
     :param served_model_name: what clients call the recipe; its own name by default.
     :param api_key: any of them opens the endpoints that make tokens.
     :param max_queued_reqs: so many requests may wait until one can begin.
+    :param request_timeout: seconds that a response may take, the time in the queue included; any by default.
     :param max_model_len: most tokens of one request, prompt and output; the models' own limit by default.
     :param drain_timeout: seconds for open requests to end in after the first signal.
     :param log_level: level of the log on stderr.
@@ -38,6 +39,7 @@ class Options:
     served_model_name: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
     max_queued_reqs: int = 256
+    request_timeout: float | None = None
     max_model_len: int | None = None
     drain_timeout: float = 30.0
     log_level: str = "warning"
@@ -95,6 +97,12 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _duration(text: str) -> float:
+    if not (value := _seconds(text)):
+        raise ValueError(f"must be a number of seconds above 0, got {text!r}")
+    return value
+
+
 def _level(text: str) -> str:
     if text.upper() not in logging.getLevelNamesMapping():
         known = ", ".join(name.lower() for name in logging.getLevelNamesMapping())
@@ -123,6 +131,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "served_model_name": _text,
     "api_key": _text,
     "max_queued_reqs": _whole(0),
+    "request_timeout": _duration,
     "max_model_len": _whole(1),
     "drain_timeout": _seconds,
     "log_level": _level,

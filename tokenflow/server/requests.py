@@ -14,9 +14,12 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from tokenflow.server.errors import invalid, unsupported
+from tokenflow.server.errors import invalid, too_many, unsupported
 
 T = TypeVar("T", bound=Struct)
+
+MOST_VALUES = 2**18
+"""Values in a body: reading more of them would keep everybody's tokens waiting."""
 
 _INTEGERS = {"type": "array", "items": {"type": "integer"}}
 _PART = {
@@ -246,6 +249,9 @@ def decode(body: bytes, shape: type[T]) -> T:
 
     :raises ApiError: for what is not JSON, has the wrong shape, or asks for what is not supported.
     """
+    # Commas in texts count as well; a text with so many is too long for any prompt.
+    if body.count(b",") > MOST_VALUES:
+        raise too_many(MOST_VALUES)
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import json
 import logging
+import resource
 import shlex
 import signal
 import socket
@@ -34,11 +35,13 @@ from tokenflow.eventloop import new_event_loop
 from tokenflow.server.app import create_app
 from tokenflow.server.gateway import access
 from tokenflow.server.options import OptionError, Options, options
+from tokenflow.server.protocol import Protocol
 from tokenflow.server.service import Service, State
 from tokenflow.server.transport import sole
 
 _EXIT_OK, _EXIT_FAILURE, _EXIT_USAGE, _EXIT_INTERRUPT = 0, 1, 2, 130
 _BACKLOG = 2048
+_FILES = 65536
 _KEEP_ALIVE_S = 75
 _DELAY_SAMPLE_S = 0.02
 _FAREWELL_S = 3
@@ -53,6 +56,7 @@ def serve(args: argparse.Namespace) -> int:
     try:
         chosen = options(args)
         _log(chosen)
+        raise_file_limit()
         recipe = limited(load_recipe(args.recipe, args.overrides), chosen.max_model_len)
         with listening(chosen) as (sock, address), asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_serve(recipe, chosen, sock, address))
@@ -64,6 +68,14 @@ def serve(args: argparse.Namespace) -> int:
     except (TokenflowError, OSError) as error:
         _say(str(error))
         return _EXIT_FAILURE
+
+
+def raise_file_limit() -> None:
+    """Let the process open as many files as it may: if clients use them all up, no worker can be replaced."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def limited(recipe: RecipeIR, max_model_len: int | None) -> RecipeIR:
@@ -127,6 +139,7 @@ def http_server(service: Service) -> uvicorn.Server:
             lifespan="off",
             ws="none",
             loop="none",
+            http=Protocol,
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
@@ -141,6 +154,7 @@ async def _serve(recipe: RecipeIR, chosen: Options, sock: socket.socket, address
         names=chosen.served_model_name,
         api_keys=chosen.api_key,
         max_queued=chosen.max_queued_reqs,
+        request_timeout=chosen.request_timeout,
         access_log=chosen.access_log,
     )
     server = http_server(service)
@@ -167,7 +181,11 @@ async def _live(service: Service, chosen: Options, address: str) -> int:
     recipe = service.router.recipe
     if changed := chosen.changed():
         _say(f"settings: {', '.join(f'{name} {value}' for name, value in changed.items())}")
-    members = ", ".join(f"{model.name} ({model.config.path})" for model in recipe.models)
+    simulated = recipe.simulated
+    members = ", ".join(
+        f"{model.name} ({'simulated' if model.name in simulated else model.config.path})"
+        for model in recipe.models
+    )
     _say(f"{recipe.name}: loading {members}")
     started = time.monotonic()
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, anyio.CancelScope() as loading:
@@ -267,4 +285,6 @@ def _example(service: Service, address: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"tokenflow serve: {text}", file=sys.stderr, flush=True)
+    # Clients do not suffer for a disk that is full, or a reader that is gone.
+    with contextlib.suppress(OSError):
+        print(f"tokenflow serve: {text}", file=sys.stderr, flush=True)

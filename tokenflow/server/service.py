@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 import anyio
+from anyio import to_thread
 
 from tokenflow.dsl.ir import RecipeIR
-from tokenflow.errors import RequestError, TokenflowError
+from tokenflow.errors import Overloaded, RequestError, TokenflowError
 from tokenflow.router import Router
 from tokenflow.server.errors import (
     ApiError,
@@ -20,11 +22,14 @@ from tokenflow.server.errors import (
     model_down,
     no_model,
     not_ready,
-    queue_full,
     worker_died,
 )
 from tokenflow.server.logprobs import Speller
 from tokenflow.server.metrics import Metrics
+from tokenflow.types import Reservation
+
+_LONG = 4_000
+"""Tokens from which a text is put together in a thread."""
 
 
 class State(enum.Enum):
@@ -50,6 +55,7 @@ class Service:
     :param names: what clients call the recipe; the first is reported.
     :param api_keys: any of them opens the endpoints that make tokens; none leaves them open.
     :param max_queued: so many requests may wait until one can begin.
+    :param request_timeout: seconds that a response may take, the time in the queue included.
     """
 
     def __init__(
@@ -59,14 +65,15 @@ class Service:
         names: tuple[str, ...] = (),
         api_keys: tuple[str, ...] = (),
         max_queued: int = 256,
+        request_timeout: float | None = None,
         access_log: bool = False,
     ) -> None:
         self.names = names or (recipe.name,)
         self.api_keys = api_keys
-        self.max_queued = max_queued
+        self.request_timeout = request_timeout
         self.access_log = access_log
         self.metrics = Metrics(recipe, self.names[0])
-        self.router = Router(recipe, observer=self.metrics.step)
+        self.router = Router(recipe, observer=self.metrics.step, max_queued_requests=max_queued)
         self.state = State.STARTING
         self.created = int(time.time())
         self.open = 0
@@ -74,7 +81,6 @@ class Service:
         self._idle = anyio.Event()
         self.verifying = frozenset(model.name for model in recipe.models if model.config.verify)
         """Models that check drafts."""
-        self._preparing = 0
         self._spellers: dict[bool, Speller] = {}
 
     def enter(self) -> None:
@@ -124,14 +130,24 @@ class Service:
         return self.router.status.longest if self.state is not State.STARTING else None
 
     def root_of(self, member: str | None) -> str:
-        """Where a model, or the one that reads prompts, is found: a directory or a hub id."""
+        """Where a model, or the one that reads prompts, is found: a directory or a hub id; a simulated model,
+        which is nowhere, has its engine's name."""
         recipe = self.router.recipe
-        return recipe.model(member or recipe.entry).config.path
+        config = recipe.model(member or recipe.entry).config
+        return config.path or config.engine
 
     def exposition(self) -> bytes:
         """The metrics in Prometheus's text format."""
         running = self.state is not State.STARTING
         return self.metrics.expose(self.router.status if running else None)
+
+    async def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of token ids.
+
+        :param special: special tokens show as they are spelled.
+        """
+        work = partial(self.router.tokenizer.decode, ids, skip_special_tokens=not special)
+        return await to_thread.run_sync(work) if len(ids) > _LONG else work()
 
     def speller(self, *, as_ids: bool = False) -> Speller:
         """How single tokens are written."""
@@ -146,31 +162,27 @@ class Service:
         if (error := self.router.down) is not None:
             raise model_down(error)
 
-    def require_room(self) -> None:
-        """:raises ApiError: if as many requests wait as may."""
-        running, queued, slots = self.router.load
-        begins_at_once = not queued and running + self._preparing < slots
-        if not begins_at_once and queued + self._preparing >= self.max_queued:
-            self.metrics.rejected("queue_full")
-            raise queue_full(self.max_queued)
-
     @contextmanager
-    def preparing(self, responses: int) -> Iterator[None]:
-        """Responses are being prepared: they wait, but not yet for a model.
+    def reserve(self, responses: int) -> Iterator[Reservation]:
+        """Places for responses whose prompts are yet to be read.
 
-        :raises ApiError: if the server is not serving, or as many requests wait as may.
+        :raises ApiError: if the server is not serving.
+        :raises Overloaded: if as many requests wait as may.
         """
         self.require_serving()
-        self.require_room()
-        self._preparing += responses
-        try:
-            yield
-        finally:
-            self._preparing -= responses
+        with self.router.reserve(responses) as reservation:
+            yield reservation
+
+    def require_room(self) -> None:
+        """:raises Overloaded: if as many requests wait as may."""
+        with self.router.reserve():
+            pass
 
     def error(self, error: Exception) -> ApiError:
         """What a client is told of an error."""
         told = api_error(error)
+        if isinstance(error, Overloaded):
+            self.metrics.rejected(told.code)
         if isinstance(error, TokenflowError) and not isinstance(error, RequestError):
             if self.state is not State.SERVING:
                 told = not_ready(self.state.value)

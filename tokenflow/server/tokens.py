@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response as Answer
 
@@ -15,15 +13,15 @@ from tokenflow.server.records import service_of
 from tokenflow.server.requests import Detokenize, Tokenize, chat_variables, decode
 from tokenflow.server.transport import Json, read_body
 
-_LONG = 4_000
-"""Tokens from which a text is put together in a thread."""
+_LARGEST_BODY = 2**20
+"""Nobody's context limits what is only to be tokenized."""
 _PRIVATE = frozenset(("name_or_path", "_name_or_path", "vocab_file", "tokenizer_file", "merges_file"))
 
 
 async def tokenize(request: Request) -> Answer:
     """The ids of a text or a conversation."""
     service = service_of(request)
-    asked = decode(await read_body(request), Tokenize)
+    asked = decode(await read_body(request, _LARGEST_BODY), Tokenize)
     service.target(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("give either prompt or messages", "prompt")
@@ -50,9 +48,7 @@ async def detokenize(request: Request) -> Answer:
     tokenizer = service.router.tokenizer
     if asked.tokens and not 0 <= min(asked.tokens) <= max(asked.tokens) < len(tokenizer):
         raise invalid(f"tokens must be ids from 0 to {len(tokenizer) - 1}", "tokens")
-    work = partial(tokenizer.decode, asked.tokens, skip_special_tokens=False)
-    text = await to_thread.run_sync(work) if len(asked.tokens) > _LONG else work()
-    return Json({"prompt": text})
+    return Json({"prompt": await service.decode(asked.tokens, special=True)})
 
 
 async def tokenizer_info(request: Request) -> Answer:

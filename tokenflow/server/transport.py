@@ -12,11 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokenflow.server.errors import ApiError, too_large
+from tokenflow.server.errors import ApiError, too_large, too_slow
 
 T = TypeVar("T")
 
 LARGEST_BODY = 8 * 2**20
+BODY_S = 120.0
+"""What a client gets to send a body."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -41,7 +43,7 @@ def failed(error: ApiError) -> Json:
 async def read_body(request: Request, limit: int = LARGEST_BODY) -> bytes:
     """The body of a request.
 
-    :raises ApiError: if it is larger than ``limit`` bytes.
+    :raises ApiError: if it is larger than ``limit`` bytes, or does not come.
     :raises ClientGone: if the client leaves before all of it is there.
     """
     declared = request.headers.get("content-length", "")
@@ -49,16 +51,20 @@ async def read_body(request: Request, limit: int = LARGEST_BODY) -> bytes:
         raise too_large(limit)
     parts: list[bytes] = []
     size, more = 0, True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part = message.get("body", b"")
-        parts.append(part)
-        size += len(part)
-        if size > limit:
-            raise too_large(limit)
-        more = message.get("more_body", False)
+    try:
+        async with asyncio.timeout(BODY_S):
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                part = message.get("body", b"")
+                parts.append(part)
+                size += len(part)
+                if size > limit:
+                    raise too_large(limit)
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise too_slow(BODY_S) from None
     return b"".join(parts)
 
 

@@ -9,16 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenflow.errors import InvalidRequest, ModelLoadError
+from tokenflow.errors import ContextTooLong, InvalidRequest, ModelLoadError
 from tokenflow.text.chat import ChatTemplate
 from tokenflow.text.pieces import compile_decoder
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken
+    from tokenizers import AddedToken, Encoding
     from tokenizers import Tokenizer as Backend
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
+_SCOUTED = 16
+"""Characters per token that fits: of a longer text the beginning tells whether it is far too long."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -118,10 +120,12 @@ class Tokenizer:
             tokens[token_id] = token
         return tokens
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         """Token ids of ``text``; special tokens spelled out in it are recognised.
 
         :param add_special_tokens: put what the model expects around a text (usually: BOS before it).
+        :param most: refuse a text of more tokens before they are listed, which would hold every thread up.
+        :raises ContextTooLong: if it has more.
         :raises InvalidRequest: if the text is not valid Unicode (a lone surrogate).
         """
         try:
@@ -132,22 +136,39 @@ class Tokenizer:
                 f"{text[error.start]!r}",
                 "prompt",
             ) from None
-        # A batch of one: only batches let other threads run meanwhile.
-        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        if most is not None and len(text) > _SCOUTED * most:
+            # Each token costs a few hundred bytes until they are listed.  Where a text is cut, its last word
+            # may become other tokens: far too many are too many all the same.
+            begin = self._encode(text[: _SCOUTED * most], add_special_tokens)
+            if len(begin) > 2 * most:
+                check_length(len(begin), most, "has more than")
+        encoding = self._encode(text, add_special_tokens)
+        check_length(len(encoding), most)
+        return encoding.ids
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
+        # A batch of one: only batches let other threads run meanwhile.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        most: int | None = None,
+    ) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the model's answer.
 
         The template writes every special token itself, so none are added.
 
         :param messages: mappings with at least ``role`` and ``content``.
-        :param variables: more for the template: ``tools``, ``enable_thinking``,
-            ``add_generation_prompt=False`` ...  With ``continue_final_message`` the text ends where the last
-            message ends, for the model to go on with it.
+        :param variables: more for the template: ``tools``, ``enable_thinking``, ``add_generation_prompt`` ...
+            With ``continue_final_message`` the text ends where the last message ends, for the model to go on
+            with it.
+        :param most: as for :meth:`encode`.
         :raises InvalidRequest: if the model has no chat template, or it refuses the messages.
         """
-        text = self.chat_template.render(messages, {**self.special_tokens, **variables})
-        return self.encode(text, add_special_tokens=False)
+        text = self.chat_template.render(messages, {**self.special_tokens, **(variables or {})})
+        return self.encode(text, add_special_tokens=False, most=most)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of ``ids``; bytes that are not UTF-8 become U+FFFD.
@@ -176,6 +197,15 @@ class Tokenizer:
     def _id_of(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
+
+
+def check_length(tokens: int, most: int | None, has: str = "has") -> None:
+    """A prompt of so many tokens fits; :raises ContextTooLong: if not."""
+    if most is not None and tokens > most:
+        raise ContextTooLong(
+            f"the prompt {has} {tokens} tokens, but the recipe's smallest context or KV cache holds {most}",
+            "prompt",
+        )
 
 
 def _backend(path: Path, data: bytes) -> Backend:

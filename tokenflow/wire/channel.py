@@ -170,6 +170,17 @@ class WorkerChannel:
             self._payloads.extend(self._reader.feed(data))
         return decode_to_worker(self._payloads.pop(0))
 
+    def waiting(self) -> bool:
+        """Whether there is (the beginning of) a message, or the router is gone: asked without waiting."""
+        if not self._payloads:
+            with suppress(BlockingIOError):
+                data = self._socket.recv(_READ, socket.MSG_DONTWAIT)
+                if not data:
+                    raise EOFError
+                self._payloads.extend(self._reader.feed(data))
+                return True
+        return bool(self._payloads)
+
     def _poll(self, seconds: float) -> bytes:
         """What is there within ``seconds``; nothing if the time passes, or the router is gone."""
         end = time.monotonic() + seconds

@@ -18,6 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+_LONGEST_TEXT = 500
+"""Characters of what an error says about itself."""
+
 _importing: list[str] = []
 _lock = threading.RLock()
 
@@ -112,7 +115,16 @@ def failure(error: BaseException, file: str) -> str:
     """``raised KeyError at line 12: 'x'``: what code of ``file`` did instead of giving an answer."""
     line = line_of(error, file)
     at = f" at line {line}" if line else ""
-    return f"raised {type(error).__name__}{at}" + (f": {error}" if str(error) else "")
+    return f"raised {type(error).__name__}{at}" + _because(error)
+
+
+def _because(error: BaseException) -> str:
+    """What an error says, on one line that can be read; an error that cannot even be printed says nothing."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        return ""
+    return f": {text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + '...'}" if text else ""
 
 
 def line_of(error: BaseException, file: str) -> int:
@@ -123,7 +135,7 @@ def line_of(error: BaseException, file: str) -> int:
 
 
 def _import_fault(error: BaseException, path: str) -> str:
-    text = f"raised {type(error).__name__}" + (f": {error}" if str(error) else "")
+    text = f"raised {type(error).__name__}" + _because(error)
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return text
     beside = Path(path).parent / error.name.partition(".")[0]

@@ -19,7 +19,7 @@ import msgspec
 
 from tokenflow.types import ModelConfig, SamplingParams
 
-VERSION = 2
+VERSION = 3
 
 
 class RouteRule(msgspec.Struct, frozen=True, array_like=True):
@@ -175,7 +175,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``tokens`` is empty when an earlier extension did not fit one step: the worker goes on with the rest.
     ``run_length`` counts the tokens committed by this model since the request came to it.  The last
     ``check`` tokens are tentative: the worker keeps them up to the first that is not its own choice, and
-    samples there.
+    samples there.  In how many further steps the worker may run the row by itself is ``ahead``.
     """
 
     handle: int
@@ -184,12 +184,15 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens: list[int]
     run_length: int
     check: int = 0
+    ahead: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", gc=False):
     """Router to worker: one turn of the engine.  Applied in the order drop, open, truncate, rows.
 
-    ``truncate`` holds (handle, length) pairs: forget what follows the first ``length`` tokens.
+    ``truncate`` holds (handle, length) pairs: forget what follows the first ``length`` tokens.  Where at
+    least ``least`` rows stay, and it is told nothing meanwhile, the worker may go on with them by itself; not
+    at all where that is 0.
     """
 
     id: int
@@ -197,6 +200,7 @@ class Step(msgspec.Struct, frozen=True, tag="step", gc=False):
     open: list[Open]
     truncate: list[tuple[int, int]]
     rows: list[Row]
+    least: int = 0
 
 
 class RowDone(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -236,7 +240,8 @@ class StepDone(msgspec.Struct, frozen=True, tag="done", gc=False):
 
     ``started`` and ``ended`` are the worker's monotonic clock (seconds) when the frame had been decoded
     and when the reply was ready to be encoded; ``forward_s`` is the part spent in the engine.
-    ``computed`` counts the tokens fed to the model, ``cached`` those that a prefix cache saved.
+    ``computed`` counts the tokens fed to the model, ``cached`` those that a prefix cache saved.  ``ahead``
+    names the handles that the next step runs, which the worker has begun by itself.
     """
 
     id: int
@@ -247,6 +252,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="done", gc=False):
     forward_s: float
     computed: int
     cached: int
+    ahead: list[int] = []
 
 
 class Score(msgspec.Struct, frozen=True, tag="score"):
@@ -269,6 +275,10 @@ class Scored(msgspec.Struct, frozen=True, tag="scored"):
     failure: str = ""
 
 
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """Router to worker: after the step that is running, wait for the next one.  It has no answer."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Router to worker: finish and exit."""
 
@@ -281,5 +291,5 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     traceback: str
 
 
-ToWorker = Hello | Grant | Step | Score | Stop
+ToWorker = Hello | Grant | Step | Score | Hold | Stop
 ToRouter = Claim | Ready | StepDone | Scored | Failure

@@ -18,6 +18,7 @@ import msgspec
 
 from tokenflow.errors import ProtocolError, TokenflowError
 from tokenflow.settings import settings
+from tokenflow.wire.ahead import next_step
 from tokenflow.wire.channel import WorkerChannel, encode
 from tokenflow.wire.messages import (
     VERSION,
@@ -25,12 +26,15 @@ from tokenflow.wire.messages import (
     Failure,
     Grant,
     Hello,
+    Hold,
     Ready,
     Scored,
+    Step,
     StepDone,
     Stop,
     ToWorker,
 )
+from tokenflow.worker.ahead import Ahead
 
 _EXIT_FAILURE = 1
 
@@ -47,11 +51,14 @@ class Worker(Protocol):
     def ready(self, load_s: float) -> Ready:
         """The handshake's answer."""
 
-    def answer(self, message: ToWorker) -> StepDone | Scored:
-        """Do what a message asks; :raises ProtocolError: if it has no place after the handshake."""
+    def run(self, step: Step) -> StepDone:
+        """Run a step."""
 
     def wait(self) -> None:
-        """Wait until the device is done: the answer may be sent."""
+        """Wait until the device is done with the step: what came of it may be sent."""
+
+    def answer(self, message: ToWorker) -> Scored:
+        """Do what any other message asks; :raises ProtocolError: if it has no place after the handshake."""
 
     def close(self) -> None:
         """Give device memory back; nothing is asked afterwards."""
@@ -75,10 +82,12 @@ def serve(sock: socket.socket) -> int:
         # What is loaded by now lives as long as the worker; no collection need look at it again.
         gc.freeze()
         channel.send(worker.ready(time.monotonic() - started))
+        ahead = Ahead(hello)
         while not isinstance(message := channel.receive(worker.awake_s), Stop):
-            frame = encode(worker.answer(message))
-            worker.wait()
-            channel.send_frame(frame)
+            if isinstance(message, Step):
+                _run(channel, worker, ahead, message)
+            elif not isinstance(message, Hold):
+                channel.send(worker.answer(message))
     except (EOFError, ConnectionError):
         return 0
     except Exception as error:
@@ -88,6 +97,21 @@ def serve(sock: socket.socket) -> int:
         return _EXIT_FAILURE
     worker.close()
     return 0
+
+
+def _run(channel: WorkerChannel, worker: Worker, ahead: Ahead, step: Step) -> None:
+    """Run a step, and those after it that the router leaves to this worker, until there is a message."""
+    while True:
+        done = worker.run(step)
+        ahead.told(step)
+        frame = encode(done)
+        worker.wait()
+        handles = ahead.handles(step, done)
+        if not handles or channel.waiting():
+            channel.send_frame(frame)
+            return
+        channel.send(msgspec.structs.replace(done, ahead=handles))
+        step = next_step(step, done, handles)
 
 
 def _claim(hello: Hello) -> Claim:

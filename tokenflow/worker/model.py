@@ -73,15 +73,14 @@ class ModelWorker:
         """Give device memory back."""
         self.engine.close()
 
-    def answer(self, message: ToWorker) -> StepDone | Scored:
-        """Do what a message asks; :raises ProtocolError: if it has no place after the handshake."""
-        if isinstance(message, Step):
-            return self._step(message)
+    def answer(self, message: ToWorker) -> Scored:
+        """Score a prompt; :raises ProtocolError: for anything else."""
         if isinstance(message, Score):
             return self._score(message)
         raise ProtocolError(f"unexpected {type(message).__name__} after the handshake")
 
-    def _step(self, step: Step) -> StepDone:
+    def run(self, step: Step) -> StepDone:
+        """Run a step: engine, sampler, route."""
         started = time.monotonic()
         self._residents.apply(step)
         if not step.rows:

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.worker.conformance import WorkerConformance, opened, run
 from tokenflow.engines.sim.worker import SimWorker, step_ms
 from tokenflow.errors import ProtocolError
 from tokenflow.planner.model import LatencyTable
-from tokenflow.types import ModelConfig, SamplingParams
-from tokenflow.wire.messages import VERSION, Destination, Hello, Open, Row, RowDone, Score, Step, StepDone
+from tokenflow.types import ModelConfig
+from tokenflow.wire.messages import VERSION, Destination, Hello, Row, RowDone, Score
 
 TO_LLM = Destination(2, "llm", 0.35, -1, 0, False)
 
@@ -25,33 +26,26 @@ def hello(**config: Any) -> Hello:
     )
 
 
-def opened(handle: int = 1, seed: int = 7) -> Open:
-    return Open(handle, 0, 3, seed, SamplingParams(), ())
-
-
-def run(worker: SimWorker, *rows: Row, **parts: Any) -> StepDone:
-    message = Step(1, parts.get("drop", []), parts.get("open", []), parts.get("truncate", []), list(rows))
-    done = worker.answer(message)
-    assert isinstance(done, StepDone)
-    worker.wait()
-    return done
-
-
 def test_the_whole_latency_passes_after_a_frame_was_decoded() -> None:
     worker = SimWorker(hello(latency_ms=((1, 4.0), (2, 20.0))))
     began = time.monotonic()
-    one = run(worker, Row(1, 0, 0, [1, 2, 3], 0), open=[opened()])
+    one = run(worker, Row(1, 0, 0, [1, 2, 3], 0), opens=[opened()])
     assert time.monotonic() - began >= 0.004
     assert one.ended - one.started == pytest.approx(0.004)
-    two = run(worker, Row(1, 0, 3, [4], 1), Row(2, 0, 0, [1, 2, 3], 0), open=[opened(2)])
+    two = run(worker, Row(1, 0, 3, [4], 1), Row(2, 0, 0, [1, 2, 3], 0), opens=[opened(2)])
     assert time.monotonic() >= two.ended
     assert two.ended - two.started == pytest.approx(two.forward_s) == pytest.approx(0.020)
     assert (one.computed, two.computed) == (3, 4)
 
 
+class TestSim(WorkerConformance):
+    @pytest.fixture
+    def worker(self) -> SimWorker:
+        return SimWorker(hello(latency_ms=((1, 0.01),)))
+
+
 def test_a_step_without_rows_takes_no_time() -> None:
-    done = run(SimWorker(hello()), open=[opened()])
-    assert (done.rows, done.forward_s) == ([], 0)
+    assert run(SimWorker(hello()), opens=[opened()]).forward_s == 0
 
 
 def test_what_a_request_gets_depends_on_its_seed_and_position_only() -> None:
@@ -59,7 +53,7 @@ def test_what_a_request_gets_depends_on_its_seed_and_position_only() -> None:
         worker = SimWorker(hello(latency_ms=((1, 0.01),)))
         others = range(2, 2 + company)
         opens = [opened(1, seed), *(opened(other, other) for other in others)]
-        run(worker, *(Row(open.handle, 0, 0, [1, 2, 3], 0) for open in reversed(opens)), open=opens)
+        run(worker, *(Row(open.handle, 0, 0, [1, 2, 3], 0) for open in reversed(opens)), opens=opens)
         found = []
         for position in range(3, 40):
             done = run(worker, *(Row(handle, 0, position, [5], 0) for handle in (*others, 1)))
@@ -72,23 +66,12 @@ def test_what_a_request_gets_depends_on_its_seed_and_position_only() -> None:
 def test_shares_are_met_and_say_which_rule_fired() -> None:
     worker = SimWorker(hello(latency_ms=((1, 0.01),)))
     opens = [opened(handle, seed=handle) for handle in range(1, 2001)]
-    rows = run(worker, *(Row(open.handle, 0, 0, [1, 2, 3], 0) for open in opens), open=opens).rows
+    rows = run(worker, *(Row(open.handle, 0, 0, [1, 2, 3], 0) for open in opens), opens=opens).rows
     away = [row for row in rows if row.destination]
     assert {(row.rule, row.destination) for row in away} == {(0, 2)}
     assert {row.rule for row in rows} == {0, -1}
     assert len(away) / len(rows) == pytest.approx(0.35, abs=0.04)
     assert all(ord("a") <= row.token <= ord("z") for row in rows)
-
-
-def test_a_row_that_does_not_continue_what_is_held_is_refused() -> None:
-    worker = SimWorker(hello(latency_ms=((1, 0.01),)))
-    run(worker, Row(1, 0, 0, [1, 2, 3], 0), open=[opened()])
-    for wrong in (Row(1, 0, 2, [4], 0), Row(1, 1, 3, [4], 0), Row(9, 0, 0, [4], 0)):
-        with pytest.raises(ProtocolError, match="does not continue"):
-            run(worker, wrong)
-    run(worker, Row(1, 0, 2, [4], 0), truncate=[(1, 2)])
-    with pytest.raises(ProtocolError, match="does not continue"):
-        run(worker, Row(1, 0, 3, [4], 0), drop=[1])
 
 
 def test_nothing_is_scored() -> None:

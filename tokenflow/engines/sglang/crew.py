@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
-from tokenflow.engines.sglang.load import HOST, device_of, lone_meeting
+from tokenflow.engines.sglang.load import HOST, lone_meeting, place_of
 from tokenflow.engines.sglang.orders import Leave, Load, Order, encode
 from tokenflow.engines.sglang.rank import Rank, Result
 from tokenflow.types import ModelConfig
@@ -48,7 +48,7 @@ class Crew:
         first: Callable[..., Rank] = Rank,
     ) -> None:
         ranks = config.tensor_parallel
-        device_of(config.device, ranks - 1)
+        place_of(config.device, ranks - 1)
         self._sockets: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._leaving = False

@@ -6,7 +6,6 @@ configuration and its process groups per process, so a process runs one model.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import warnings
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from tokenflow.engines.memory import alone, claim_of
+from tokenflow.engines.memory import alone, claim_of, stored_tensors
 from tokenflow.engines.sglang.seams import check_seams
 from tokenflow.errors import ModelLoadError, UnsupportedModel
 from tokenflow.settings import prepare_sglang
@@ -43,7 +42,7 @@ def load_runner(
     :raises UnsupportedModel: for a model whose memory is not a plain KV cache, or a changed SGLang.
     :raises ModelLoadError: if SGLang cannot load it.
     """
-    device, index = device_of(config.device, rank)
+    device, index = place_of(config.device, rank)
     prepare_sglang(cpu=device == "cpu")
     logging.getLogger("sglang").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="sglang")
@@ -111,11 +110,12 @@ def _load(
 
 def server_arguments(config: ModelConfig, device: str, cuda_graphs: bool, load_format: str) -> dict[str, Any]:
     """The fields of SGLang's ``ServerArgs`` that matter to a model whose scheduling is not SGLang's."""
-    path = Path(config.path)
+    # SGLang's own ``auto`` would halve float32.
+    dtype = stored_tensors(Path(config.path)).dtype if config.dtype == "auto" else config.dtype
     arguments: dict[str, Any] = {
         "model_path": config.path,
         "device": device,
-        "dtype": _stored_dtype(path) if config.dtype == "auto" else config.dtype,
+        "dtype": dtype,
         "context_length": config.context_length,
         "load_format": load_format,
         "page_size": BLOCK_SIZE,
@@ -144,7 +144,7 @@ def lone_meeting() -> int:
     return 1024 + os.getpid() % (2**16 - 1024)
 
 
-def device_of(name: str, rank: int) -> tuple[str, int]:
+def place_of(name: str, rank: int) -> tuple[str, int]:
     """SGLang's name of the device, and which one of them rank ``rank`` has.
 
     :raises ModelLoadError: if there are not so many.
@@ -159,22 +159,6 @@ def device_of(name: str, rank: int) -> tuple[str, int]:
             "change device or tensor_parallel"
         )
     return "cuda", index
-
-
-def _text_config(path: Path) -> dict[str, Any]:
-    """``config.json``, or what it says of the text part of a model."""
-    file = path / "config.json"
-    try:
-        raw: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file}: cannot be read: {error}") from error
-    return {**raw, **raw.get("text_config", {})}
-
-
-def _stored_dtype(path: Path) -> str:
-    """The dtype of the checkpoint; SGLang's own ``auto`` would halve float32."""
-    raw = _text_config(path)
-    return str(raw.get("dtype") or raw.get("torch_dtype") or "auto")
 
 
 def _refuse_other_memory(runner: Any, config: ModelConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,9 @@ from torch._C._distributed_c10d import Store
 from tokenflow.engines.sglang.load import load_runner
 from tokenflow.engines.sglang.orders import Copy, Embed, Map, Order, PutBack, Run, SetAside
 from tokenflow.types import ModelConfig
+
+_DECODED = 16
+"""Most tokens of a request that a decode takes: each reads the whole of its KV cache again."""
 
 
 class Result(NamedTuple):
@@ -77,21 +81,38 @@ class Rank:
         return None
 
     def run(self, order: Run) -> Result:
-        """One forward pass."""
+        """One forward pass.
+
+        Where no row begins and each is fed a few tokens, it is a decode with a row per token: they share
+        their request's KV cache, and each sees what lies before it.  On a GPU that replays a CUDA graph.
+        """
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
-        every = order.wanted is not None
+        tokens = len(order.ids)
+        decode = (
+            min(order.starts) > 0
+            and max(order.counts) <= _DECODED
+            and tokens <= self.runner.max_running_requests
+        )
+        every = order.wanted is not None and not decode
         batch = ForwardBatch.init_new(
-            self._schedule(order),
+            self._schedule(order, decode),
             self.runner,
             capture_hidden_mode=CaptureHiddenMode.FULL if every else CaptureHiddenMode.LAST,
             return_hidden_states_before_norm=False,
         )
         output = self.runner.forward(batch).logits_output
-        if not every:
-            return Result(output.next_token_logits, output.hidden_states)
-        hidden = output.hidden_states[self._integers(order.wanted or [])]
-        return Result(self._logits(hidden, batch), hidden)
+        logits, hidden = output.next_token_logits, output.hidden_states
+        if every:
+            hidden = hidden[self._integers(order.wanted or [])]
+            return Result(self._logits(hidden, batch), hidden)
+        if not decode or tokens == len(order.rows):
+            return Result(logits, hidden)
+        wanted = order.wanted
+        if wanted is None:
+            wanted = [end - 1 for end in accumulate(order.counts)]
+        index = self._integers(wanted)
+        return Result(logits[index], hidden[index])
 
     def close(self) -> None:
         """Give the memory back."""
@@ -106,35 +127,35 @@ class Rank:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _schedule(self, order: Run) -> Any:
+    def _schedule(self, order: Run, decode: bool) -> Any:
         """The batch as SGLang's scheduler would hand it to its model."""
         from sglang.srt.managers.schedule_batch import ScheduleBatch
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
         ends = [start + count for start, count in zip(order.starts, order.counts, strict=True)]
-        decode = all(count == 1 for count in order.counts) and min(order.starts) > 0
-        rows, places = self._integers(order.rows), self._integers(order.places)
         owners = [row for row, count in zip(order.rows, order.counts, strict=True) for _ in range(count)]
         spans = zip(order.starts, ends, strict=True)
         positions = [position for start, end in spans for position in range(start, end)]
+        places = self._integers(order.places)
         self._table[self._integers(owners), self._integers(positions)] = places.to(torch.int32)
+        rows, ends = (owners, [position + 1 for position in positions]) if decode else (order.rows, ends)
         lengths = self._integers(ends)
         return ScheduleBatch(
-            reqs=[self._requests[row] for row in order.rows],
+            reqs=[self._requests[row] for row in rows],
             req_to_token_pool=self.runner.req_to_token_pool,
             token_to_kv_pool_allocator=self.runner.token_to_kv_pool_allocator,
             model_config=self.runner.model_config,
             device=self._device,
             forward_mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND,
             input_ids=self._integers(order.ids),
-            req_pool_indices=rows,
-            req_pool_indices_cpu=torch.tensor(order.rows),
+            req_pool_indices=self._integers(rows),
+            req_pool_indices_cpu=torch.tensor(rows),
             seq_lens=lengths,
             seq_lens_cpu=torch.tensor(ends),
             orig_seq_lens=lengths.to(torch.int32),
             out_cache_loc=places,
-            multimodal_inputs=[None] * len(order.rows),
+            multimodal_inputs=[None] * len(rows),
             prefix_lens=None if decode else order.starts,
             extend_lens=None if decode else order.counts,
             extend_logprob_start_lens=None if decode else order.counts,

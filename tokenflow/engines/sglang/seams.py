@@ -141,7 +141,10 @@ def check_seams() -> None:
 
 
 def changes_of(name: str, given: tuple[str, ...]) -> Iterator[str]:
-    """What keeps ``name`` from being called with the arguments ``given``; nothing if it can be."""
+    """What keeps ``name`` from being called with the arguments ``given``; nothing if it can be.
+
+    :raises UnsupportedModel: if its module cannot be imported for lack of something else.
+    """
     module, _, path = name.partition(":")
     found: Any
     try:
@@ -149,8 +152,12 @@ def changes_of(name: str, given: tuple[str, ...]) -> Iterator[str]:
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
+        if isinstance(error, ImportError) and _package(error.name) != _package(module):
+            raise _cannot_import(error) from error
         yield f"{name} is gone ({error})"
         return
+    except (OSError, RuntimeError) as error:
+        raise _cannot_import(error) from error
     try:
         parameters = dict(inspect.signature(found).parameters)
     except (TypeError, ValueError):
@@ -166,3 +173,15 @@ def changes_of(name: str, given: tuple[str, ...]) -> Iterator[str]:
         )
         if required and parameter.name not in given:
             yield f"{name} now needs {parameter.name!r}"
+
+
+def _package(module: str | None) -> str:
+    return (module or "").partition(".")[0]
+
+
+def _cannot_import(error: Exception) -> UnsupportedModel:
+    why = next(iter(str(error).splitlines()), type(error).__name__)
+    return UnsupportedModel(
+        f"SGLang cannot be imported here: {why}; it needs a GPU with CUDA and all that {_HOW} brings; "
+        "engine 'torch' does without"
+    )

@@ -144,7 +144,8 @@ class RowCache:
                 slices.append((slot, past, start, start + count))
         places = integers(positions, self._device)
         return Plan(
-            order=tuple(i for _, i in (*singles, *longer)),
+            # Of a list: CPython cuts tuples of generators to length, and keeps up to 2,000 of each length.
+            order=tuple([i for _, i in (*singles, *longer)]),
             feeds=tuple(feeds),
             ids=integers(ids, self._device),
             positions=places,

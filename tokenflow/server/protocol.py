@@ -1,0 +1,128 @@
+"""HTTP as uvicorn speaks it, with bounds on what a client may send, and errors in our envelope."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from types import SimpleNamespace
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from tokenflow.server.errors import ApiError, no_http
+from tokenflow.server.transport import LARGEST_BODY
+
+LARGEST_HEAD = 64 * 2**10
+LARGEST_MESSAGE = 4 * LARGEST_BODY
+"""Bytes of one request from which on its connection is cut, whatever was answered by then."""
+HEAD_S = 60.0
+"""What a client gets to send the head of a request, its first one from when it connects."""
+_LINGER_S = 5.0
+"""What a client that is still sending gets to read its answer, which it would lose if we hung up at once."""
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection.
+
+    Uvicorn lets a head grow without end and waits for it for ever, loses the body of a request that offers
+    another protocol (as Java's client does with every request), forgets the request that runs when another
+    one comes behind it on the same connection, and hangs up on who is still sending what was refused.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._received = 0
+        self._in_body = False
+        self._refused = False
+        self._late: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S, self._refuse_late)
+        self._running: RequestResponseCycle | None = None
+        self._hand = SimpleNamespace(
+            write=transport.write, is_closing=transport.is_closing, close=self._hang_up
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in_time()
+        self.pipeline.clear()
+        self._abandon()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._received += len(data)
+        if not self._in_body:
+            head, blank, rest = data.partition(b"\r\n\r\n")
+            data = _UPGRADE.sub(b"\r\ndeclined:", head) + blank + rest
+        super().data_received(data)
+        if self._late is not None and self._received > LARGEST_HEAD:
+            self._refuse(no_http(431, f"the head of a request may have {LARGEST_HEAD} bytes"))
+        elif self._received > LARGEST_MESSAGE:
+            self._refuse(no_http(413, f"a request may have {LARGEST_BODY} bytes"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._received = 0
+        if self._late is None:
+            self._late = self.loop.call_later(HEAD_S, self._refuse_late)
+
+    def on_headers_complete(self) -> None:
+        self._in_time()
+        self._in_body = True
+        super().on_headers_complete()
+        self.cycle.transport = self._hand  # type: ignore[assignment]
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(no_http(400, "this is no HTTP request"))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _in_time(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _abandon(self) -> None:
+        """Nobody will have the answer to the request that runs."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _refuse_late(self) -> None:
+        if self.scope is None:  # nobody has asked anything
+            self.transport.close()
+            return
+        self._refuse(no_http(408, f"the head of a request did not come within {HEAD_S:g} s"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Say so, unless an answer has begun or was given, and hang up."""
+        self._in_time()
+        self._refused = True
+        running = self._running
+        idle = running is None or (running.response_complete and not self._in_body)
+        if idle or (running is not None and not running.response_started):
+            body = error.envelope()
+            fields = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
+            self.transport.write(STATUS_LINE[error.status] + fields.encode() + b"\r\n\r\n" + body)
+        self._abandon()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close, but not before the client has stopped sending."""
+        if not self._in_body and not self._refused:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self._refused = True
+            self.pipeline.clear()
+            self.transport.write_eof()
+            self.loop.call_later(_LINGER_S, self.transport.close)
