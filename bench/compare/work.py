@@ -114,7 +114,7 @@ def load(path: Path) -> list[Request]:
     return [Request(**item) for item in json.loads(path.read_text(encoding="ascii"))]
 
 
-def prompt(index: int, tokens: int, salt: int = 0) -> list[int]:
+def prompt(index: int, tokens: int, salt: str = "") -> list[int]:
     """Token ids of request ``index``; another ``salt`` gives others, so that no prefix cache knows them."""
     numbers = random.Random(f"{salt}/{index}")
     return [numbers.randrange(2, VOCAB) for _ in range(tokens)]

@@ -87,6 +87,6 @@ def test_every_cell_has_its_requests(cell: work.Cell) -> None:
 
 
 def test_no_two_requests_share_the_beginning_of_a_prompt() -> None:
-    prompts = [work.prompt(index, 100, salt) for index in range(64) for salt in range(3)]
+    prompts = [work.prompt(index, 100, salt) for index in range(64) for salt in ("", "0 visit", "1 token")]
     assert len({tuple(prompt[:2]) for prompt in prompts}) == len(prompts)
     assert all(2 <= token < work.VOCAB for prompt in prompts for token in prompt)
