@@ -33,6 +33,8 @@ from bench.compare.servers import (
 MODELS = ROOT / "build" / "bench" / "models"
 LIMIT_S = 6.0
 _WARM_UP_S = 1.0
+_APART = 2
+"""How much longer a run may take that reads long prompts."""
 _LOADING_S, _STOPPING_S = 120.0, 15.0
 """What loading all models in all servers takes at most, and stopping them; a budget leaves time for both."""
 
@@ -104,7 +106,7 @@ def compare(
     end: float,
 ) -> bool:
     """Make the runs of one group; false if the time (on the monotonic clock) was over before the last."""
-    last_start = end - _STOPPING_S - options.limit
+    last_start = end - _STOPPING_S - 2 * _APART * options.limit
     if time.monotonic() + _LOADING_S > last_start:
         return False
     requests: dict[work.Cell, range] = {}
@@ -132,8 +134,13 @@ def compare(
                 warm.add((cell, system))
                 server.ask(**run, requests=[indices[0]], limit_s=_WARM_UP_S, salt="")
             salt = f"{repetition} {system.variant}"
-            answer = server.ask(**run, requests=list(indices), limit_s=options.limit, salt=salt)
-            figures = figures_of(cell, listed[indices.start : indices.stop], answer)
+            run |= {"requests": list(indices), "salt": salt}
+            if cell.workload.apart:
+                answer = server.ask(**run, limit_s=_APART * options.limit)
+                decoding = server.ask(**run, limit_s=options.limit, twists=[1, 2])
+            else:
+                answer = decoding = server.ask(**run, limit_s=options.limit)
+            figures = figures_of(cell, listed[indices.start : indices.stop], answer, decoding)
             results.add(cell.name, system.name, repetition, figures)
             print(report.line(cell.name, system.name, repetition, figures), flush=True)
         close_all(list(servers.values()))
@@ -143,19 +150,24 @@ def compare(
     return True
 
 
-def figures_of(cell: work.Cell, requests: Sequence[work.Request], answer: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a run."""
-    records = [load.Record(**record) for record in answer["records"]]
-    at_a_time = min(answer["at_a_time"], cell.concurrency)
-    figures = load.measure(answer["elapsed_s"], records, at_a_time)
+def figures_of(
+    cell: work.Cell, requests: Sequence[work.Request], answer: dict[str, Any], decoding: dict[str, Any]
+) -> dict[str, Any]:
+    """What is kept of a run; decode throughput is taken from ``decoding``, all else from ``answer``."""
+
+    def measured(answer: dict[str, Any]) -> load.Figures:
+        records = [load.Record(**record) for record in answer["records"]]
+        return load.measure(answer["elapsed_s"], records, min(answer["at_a_time"], cell.concurrency))
+
+    figures, decoded = measured(answer), measured(decoding)
     kept: dict[str, Any] = {
         "elapsed_s": figures.elapsed_s,
         "tokens": figures.tokens,
         "requests": len(requests),
         "finished": figures.finished,
         "end_to_end": figures.end_to_end,
-        "decode": figures.decode,
-        "decode_s": figures.decode_s,
+        "decode": decoded.decode,
+        "decode_s": decoded.decode_s,
         "ttft_s": figures.ttft_s,
         "latency_s": figures.latency_s,
         "cpu_ms_per_token": 1e3 * answer["cpu_s"] / max(figures.tokens, 1),

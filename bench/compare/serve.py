@@ -84,19 +84,22 @@ def cpu_s(pid: int) -> float:
 
 
 async def run(server: Server, requests: Sequence[work.Request], command: dict[str, Any]) -> dict[str, Any]:
-    """Answer the requests of a command and say what was measured."""
-    salt, concurrency = command["salt"], command["concurrency"]
+    """Answer the requests of a command, as often as it has twists, and say what was measured."""
+    salt, concurrency, twists = command["salt"], command["concurrency"], command.get("twists", [0])
     chosen = {index: requests[index] for index in command["requests"]}
-    prompts = {index: work.prompt(index, item.prompt_tokens, salt) for index, item in chosen.items()}
+    prompts = {
+        index: [work.prompt(index, item.prompt_tokens, salt, twist) for twist in reversed(twists)]
+        for index, item in chosen.items()
+    }
 
     async def generate(index: int, emit: load.Emit) -> None:
-        await server.generate(index, prompts[index], chosen[index].trace, command["variant"], emit)
+        await server.generate(index, prompts[index].pop(), chosen[index].trace, command["variant"], emit)
 
     server.drain()
     before = cpu_s(os.getpid())
     elapsed, records = await load.closed_loop(
         generate,
-        [(index, len(set(traces.writers(item.trace)))) for index, item in chosen.items()],
+        [(index, len(set(traces.writers(item.trace)))) for index, item in chosen.items()] * len(twists),
         concurrency,
         command["limit_s"],
     )

@@ -90,3 +90,10 @@ def test_no_two_requests_share_the_beginning_of_a_prompt() -> None:
     prompts = [work.prompt(index, 100, salt) for index in range(64) for salt in ("", "0 visit", "1 token")]
     assert len({tuple(prompt[:2]) for prompt in prompts}) == len(prompts)
     assert all(2 <= token < work.VOCAB for prompt in prompts for token in prompt)
+
+
+def test_a_twisted_prompt_differs_in_its_last_token_only() -> None:
+    prompts = [work.prompt(3, 50, "salt", twist) for twist in range(3)]
+    assert len({tuple(prompt[:-1]) for prompt in prompts}) == 1
+    assert len({prompt[-1] for prompt in prompts}) == 3
+    assert all(2 <= prompt[-1] < work.VOCAB for prompt in prompts)
