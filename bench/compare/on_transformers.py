@@ -8,6 +8,7 @@ prompts, so that decoding can be measured apart from reading them.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from bench.compare import traces
 from bench.compare.load import Emit
 
 _PROMPTS = 16
+_OLDER = "past_key_values"
+"""What versions before 5.24 call a model's cache."""
 
 
 class Official:
@@ -30,12 +33,15 @@ class Official:
         torch.set_num_threads(1)
         self._models: list[PreTrainedModel] = []
         self._turn = asyncio.Lock()
+        self._cache = _OLDER
         self._read: dict[tuple[int, ...], list[DynamicCache]] = {}
 
     async def open(self, paths: Sequence[Path], dtype: str) -> None:
         self._models = [
             AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval() for path in paths
         ]
+        named = "cache" in inspect.signature(self._models[0].forward).parameters
+        self._cache = "cache" if named else _OLDER
 
     async def generate(self, index: int, prompt: list[int], trace: str, variant: str, emit: Emit) -> None:
         async with self._turn:
@@ -71,7 +77,7 @@ class Official:
     def _next(self, model: int, cache: DynamicCache, tokens: list[int]) -> int:
         """The model's greedy choice, once it has read what its cache does not hold."""
         unread = torch.tensor([tokens[cache.get_seq_length() :]])
-        output = self._models[model](unread, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        output = self._models[model](unread, use_cache=True, logits_to_keep=1, **{self._cache: cache})
         return int(output.logits[0, -1].argmax())
 
     def drain(self) -> dict[str, Any]:

