@@ -24,12 +24,13 @@ _LONG = 64
 
 
 class Step(NamedTuple):
-    """A step that was run: ``context`` is the sum of the rows' lengths after it."""
+    """A step that was run: ``context`` is the sum of its ``rows``' lengths after it."""
 
     model: int
     computed: int
     context: int
     forward_s: float
+    rows: int = 1
 
 
 class StepTimes:
