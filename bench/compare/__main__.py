@@ -24,6 +24,7 @@ from bench.compare.servers import (
     ROOT,
     SYSTEMS,
     Server,
+    ServerFailed,
     System,
     close_all,
     open_all,
@@ -70,6 +71,8 @@ def main() -> None:
         f"{time.monotonic() - began:.0f} s; {options.results}"
         + ("" if complete else "; there is more to do: run it again")
     )
+    if complete and not options.check and planned(cells, systems, options.repetitions, results):
+        raise SystemExit("some runs failed (see above): run it again")
 
 
 class Turn(NamedTuple):
@@ -125,22 +128,22 @@ def compare(
     warm: set[tuple[work.Cell, System]] = set()
     try:
         open_all(list(servers.values()), [paths[name] for name in _loaded(turns[0].cell)], "bfloat16")
-        for cell, system, repetition in turns:
+        for turn in turns:
             if time.monotonic() > last_start:
                 return False
-            server, indices = servers[system.server], requests[cell]
-            run = {"do": "run", "concurrency": cell.concurrency, "variant": system.variant}
-            if (cell, system) not in warm:
-                warm.add((cell, system))
-                server.ask(**run, requests=[indices[0]], limit_s=_WARM_UP_S, salt="")
-            salt = f"{repetition} {system.variant}"
-            run |= {"requests": list(indices), "salt": salt}
-            if cell.workload.apart:
-                answer = server.ask(**run, limit_s=_APART * options.limit)
-                decoding = server.ask(**run, limit_s=options.limit, twists=[1, 2])
-            else:
-                answer = decoding = server.ask(**run, limit_s=options.limit)
-            figures = figures_of(cell, listed[indices.start : indices.stop], answer, decoding)
+            cell, system, repetition = turn
+            server, indices = servers[system.server], list(requests[cell])
+            try:
+                if (cell, system) not in warm:
+                    warm.add((cell, system))
+                    ask(server, turn, indices[:1], limit_s=_WARM_UP_S, salt="")
+                answers = measure(server, turn, indices, options.limit)
+            except ServerFailed as error:
+                if server.ended:
+                    raise
+                print(f"{cell.name}, {system.name}, #{repetition} failed: {error}", flush=True)
+                continue
+            figures = figures_of(cell, [listed[index] for index in indices], *answers)
             results.add(cell.name, system.name, repetition, figures)
             print(report.line(cell.name, system.name, repetition, figures), flush=True)
         close_all(list(servers.values()))
@@ -148,6 +151,24 @@ def compare(
         for server in servers.values():
             server.stop()
     return True
+
+
+def ask(server: Server, turn: Turn, indices: list[int], **how: Any) -> dict[str, Any]:
+    """Let a server answer requests."""
+    concurrency, variant = turn.cell.concurrency, turn.system.variant
+    return server.ask(do="run", requests=indices, concurrency=concurrency, variant=variant, **how)
+
+
+def measure(
+    server: Server, turn: Turn, indices: list[int], limit_s: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The answers of a run: what all is taken from, and what decoding is."""
+    salt = f"{turn.repetition} {turn.system.variant}"
+    if not turn.cell.workload.apart:
+        answer = ask(server, turn, indices, limit_s=limit_s, salt=salt)
+        return answer, answer
+    answer = ask(server, turn, indices, limit_s=_APART * limit_s, salt=salt)
+    return answer, ask(server, turn, indices, limit_s=limit_s, salt=salt, twists=[1, 2])
 
 
 def figures_of(

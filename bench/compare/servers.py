@@ -78,6 +78,11 @@ class Server:
                 start_new_session=True,
             )
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._process.poll() is not None
+
     def ask(self, **command: Any) -> dict[str, Any]:
         """Ask and wait for the answer; :raises ServerFailed: if it is an error or none comes."""
         self.send(**command)
