@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from bench.compare import traces, work
@@ -12,6 +14,8 @@ from bench.compare.servers import Server, System, open_all, python_of
 
 REQUESTS = 4
 WORKLOAD = work.Workload("check", 100, 64, 1)
+Outputs = dict[str, dict[str, list[int]]]
+"""Tokens by request and system."""
 
 
 def run(
@@ -25,46 +29,56 @@ def run(
 
     :raises SystemExit: if outputs differ.
     """
-    outputs: dict[str, dict[str, list[int]]] = {}
+    different = []
     for models in (work.SMALL_PAIR, work.TRIO):
         algorithms = [name for name in traces.ALGORITHMS if (name == "me") == (models is work.TRIO)]
         cells = [work.Cell(name, models, WORKLOAD, REQUESTS) for name in algorithms]
-        listed = [request for cell in cells for request in work.requests(cell)]
-        work.save(listed, folder / "work.json")
-        for system in systems:
-            if system.server == "vllm-http" and models is work.TRIO:
+        cells = [cell for cell in cells if re.search(options.cells, cell.name)]
+        if not cells:
+            continue
+        work.save([request for cell in cells for request in work.requests(cell)], folder / "work.json")
+        outputs: Outputs = {}
+        for name, group in groupby(systems, key=lambda system: system.server):
+            if name == "vllm-http" and models is work.TRIO:
                 continue  # the same engines as without HTTP
-            python = python_of(system.server, options.vllm_python, options.sglang_python)
-            server = Server(system.server, python, folder / "work.json", folder / f"{system.server}.log")
+            python = python_of(name, options.vllm_python, options.sglang_python)
+            server = Server(name, python, folder / "work.json", folder / f"{name}.log")
             try:
-                open_all([server], [paths[name] for name in models.shapes], "float32")
-                for number, cell in enumerate(cells):
-                    answer = server.ask(
-                        do="run",
-                        requests=list(range(number * REQUESTS, (number + 1) * REQUESTS)),
-                        concurrency=2,
-                        limit_s=options.limit,
-                        salt="",
-                        variant=system.variant,
-                    )
-                    for record in answer["records"]:
-                        key = f"{cell.algorithm}, request {record['request'] % REQUESTS}"
-                        outputs.setdefault(key, {})[system.name] = record["tokens"]
+                open_all([server], [paths[shape] for shape in models.shapes], "float32")
+                for system in group:
+                    _answer(server, system, cells, outputs)
                 server.ask(do="close")
             finally:
                 server.stop()
-    different = [key for key, by_system in outputs.items() if len({*map(tuple, by_system.values())}) > 1]
-    tokens = sum(len(next(iter(by_system.values()))) for by_system in outputs.values())
-    results.note_check(
-        {
-            "systems": [system.name for system in systems],
-            "requests": len(outputs),
-            "tokens": tokens,
-            "different": different,
-        }
-    )
-    print(f"{len(outputs)} requests, {tokens} tokens, {len(systems)} systems: {len(different)} differ")
-    for key in different:
-        print(key, outputs[key])
+        different += _compare(outputs, models, systems, results)
     if different:
         raise SystemExit(1)
+
+
+def _answer(server: Server, system: System, cells: Sequence[work.Cell], outputs: Outputs) -> None:
+    """Let a system answer the requests of all cells."""
+    for number, cell in enumerate(cells):
+        answer = server.ask(
+            do="run",
+            requests=list(range(number * REQUESTS, (number + 1) * REQUESTS)),
+            concurrency=2,
+            limit_s=120.0,
+            salt="check",
+            variant=system.variant,
+        )
+        for record in answer["records"]:
+            key = f"{cell.algorithm}, request {record['request'] % REQUESTS}"
+            outputs.setdefault(key, {})[system.name] = record["tokens"]
+
+
+def _compare(outputs: Outputs, models: work.Models, systems: Sequence[System], results: Results) -> list[str]:
+    """Which requests have different outputs; all is kept in the results."""
+    different = [key for key, by_system in outputs.items() if len({*map(tuple, by_system.values())}) > 1]
+    tokens = sum(len(next(iter(by_system.values()))) for by_system in outputs.values())
+    names = [system.name for system in systems if any(system.name in found for found in outputs.values())]
+    found = {"systems": names, "requests": len(outputs), "tokens": tokens, "different": different}
+    results.note_check(models.name, found)
+    print(f"{models.name}: {len(outputs)} requests, {tokens} tokens, {len(names)} systems")
+    for key in different:
+        print(f"{key} differs:", *(f"  {name}: {ids}" for name, ids in outputs[key].items()), sep="\n")
+    return different

@@ -242,14 +242,14 @@ def measured_on(results: Results) -> str:
 
 
 def checked(results: Results) -> str:
-    """What the comparison of outputs found, in a sentence."""
-    found = results.check
-    if not found:
-        return ""
-    differing = len(found["different"])
-    verdict = "all outputs are equal" if not differing else f"{differing} outputs differ"
-    requests, tokens, systems = found["requests"], found["tokens"], len(found["systems"])
-    return f"{requests} requests, {tokens} tokens, {systems} systems: {verdict}.\n"
+    """What the comparison of outputs found, in a sentence for each set of models."""
+    lines = []
+    for models, found in results.check.items():
+        differing = len(found["different"])
+        verdict = f"{differing} outputs differ" if differing else "all outputs are equal"
+        requests, tokens, systems = found["requests"], found["tokens"], len(found["systems"])
+        lines.append(f"{models}: {requests} requests, {tokens} tokens, {systems} systems: {verdict}.")
+    return "  \n".join(lines) + "\n" if lines else ""
 
 
 def fill(text: str, made: dict[str, str]) -> str:

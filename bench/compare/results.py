@@ -26,7 +26,7 @@ class Results:
 
     @property
     def check(self) -> dict[str, Any]:
-        """What the comparison of outputs found."""
+        """What the comparison of outputs found, by models."""
         found: dict[str, Any] = self._data["check"]
         return found
 
@@ -71,9 +71,9 @@ class Results:
             )
         self._data["machine"] = machine
 
-    def note_check(self, found: dict[str, Any]) -> None:
+    def note_check(self, models: str, found: dict[str, Any]) -> None:
         """Keep what the comparison of outputs found."""
-        self._data["check"] = found
+        self.check[models] = found
         self._write()
 
     def _write(self) -> None:
