@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
 from types import TracebackType
@@ -14,7 +14,6 @@ from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.transcript import Transcript
 from tokenflow.types import (
     Completion,
-    Logprob,
     Reservation,
     SamplingParams,
     StreamEvent,
@@ -23,6 +22,7 @@ from tokenflow.types import (
     Usage,
 )
 from tokenflow.wire.messages import Scored
+from tokenflow.written import Written, written
 
 _MOST_BEHIND = 16
 """Tokens that a reader of a stream may have missed and still gets one by one."""
@@ -57,16 +57,15 @@ class Reader:
                     break
                 self._read(token)
         waiter = self._waiter
-        if waiter is not None and (self.streaming or sequence.phase is Phase.FINISHED) and not waiter.done():
-            waiter.set_result(None)
-
-    async def news(self) -> None:
-        """Wait for news: of tokens while ``streaming``, else of the end."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
+        if waiter is not None and (self.streaming or sequence.phase is Phase.FINISHED):
             self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def news(self) -> asyncio.Future[None]:
+        """Comes true with the next news: of tokens while ``streaming``, else of the end."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
 
     def _read(self, token: int) -> None:
         self.texts.append(self.transcript.advance(token).text)
@@ -181,14 +180,16 @@ class Response(AsyncIterator[StreamEvent]):
         """Output tokens ``start`` to ``end``; a stop token has no text."""
         texts, first = reader.texts, sequence.prompt_tokens
         return tuple(
-            Token(
-                id=sequence.tokens[first + index],
-                text=texts[index] if index < len(texts) else "",
-                model=self._names[sequence.writers[index]],
-                logprob=sequence.logprobs[index],
-                top_logprobs=tuple([Logprob(*pair) for pair in sequence.tops[index]]),
-            )
-            for index in range(start, end)
+            [
+                written(
+                    sequence.tokens[first + index],
+                    texts[index] if index < len(texts) else "",
+                    self._names[sequence.writers[index]],
+                    sequence.logprobs[index],
+                    sequence.tops[index],
+                )
+                for index in range(start, end)
+            ]
         )
 
     def _complete(self, sequence: Sequence, reader: Reader) -> Completion:
@@ -198,16 +199,21 @@ class Response(AsyncIterator[StreamEvent]):
         # What was held back (half a character, the start of a stop string) belongs to the last text.
         if held := reader.transcript.finish().text:
             reader.texts[-1] += held
-        tokens = self._tokens(sequence, reader, 0, sequence.output_tokens)
-        counts = Counter(token.model for token in tokens)
+        count = sequence.output_tokens
         return Completion(
             text=reader.transcript.text,
-            tokens=tokens,
+            tokens=Written(
+                sequence.tokens[sequence.prompt_tokens :],
+                reader.texts + [""] * (count - len(reader.texts)),
+                [self._names[code] for code in sequence.writers],
+                sequence.logprobs,
+                sequence.tops,
+            ),
             finish_reason=sequence.finish_reason,
             usage=Usage(
                 prompt_tokens=sequence.prompt_tokens,
-                completion_tokens=len(tokens),
-                by_model={name: counts[name] for name in self._names.values()},
+                completion_tokens=count,
+                by_model={name: sequence.written[code] for code, name in self._names.items()},
                 handoffs=sequence.handoffs,
                 dropped=sequence.dropped,
             ),
@@ -230,7 +236,5 @@ def scored_tokens(
     texts[-1] += transcript.finish().text
     logprobs = [None, *(scored.logprobs if scored else ())]
     tops = [[], *(scored.top if scored else ())]
-    return tuple(
-        Token(token, text, model, logprob, tuple(Logprob(*pair) for pair in top))
-        for token, text, logprob, top in zip(tokens, texts, logprobs, tops, strict=True)
-    )
+    columns = zip(tokens, texts, [model] * len(tokens), logprobs, tops, strict=True)
+    return tuple(itertools.starmap(written, columns))

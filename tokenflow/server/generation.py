@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import anyio
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as Answer
 
@@ -18,7 +19,7 @@ from tokenflow.errors import InvalidRequest
 from tokenflow.response import Response
 from tokenflow.server.errors import invalid
 from tokenflow.server.records import record_of
-from tokenflow.server.service import Service
+from tokenflow.server.service import LONG, Service
 from tokenflow.server.transport import Events, EventStream, Json, sole, unless_gone
 from tokenflow.types import Completion, Reservation, StreamEvent
 
@@ -117,7 +118,9 @@ async def answer(
     if not stream:
         completions = await unless_gone(request.receive, partial(_complete, responses))
         finished(completions)
-        return Json(shape.whole(completions))
+        work = partial(_encoded, shape, completions)
+        tokens = sum(done.usage.completion_tokens for done in completions)
+        return Json(await service.aside(work) if tokens > LONG else work())
 
     async def feed(events: Events) -> None:
         completions = await _follow(service, responses, shape, events)
@@ -125,6 +128,10 @@ async def answer(
         await events.end(shape.last(completions))
 
     return EventStream(feed, service.error, service.metrics.aborted)
+
+
+def _encoded(shape: Shape, completions: Sequence[Completion]) -> bytes:
+    return msgspec.json.encode(shape.whole(completions))
 
 
 async def _complete(responses: Sequence[Response]) -> list[Completion]:
