@@ -167,7 +167,7 @@ def _ids(prompt: Sequence[Any], limit: int) -> list[int]:
     """A copy of a prompt of token ids that every model of the recipe has."""
     try:
         # Both checks in one pass: a prompt may have hundreds of thousands, and everybody waits.
-        return msgspec.convert(prompt, _ids_below(limit))
+        ids: list[int] = msgspec.convert(prompt, _ids_below(limit))
     except msgspec.ValidationError:
         for index, token in enumerate(prompt):
             if type(token) is not int:
@@ -175,6 +175,7 @@ def _ids(prompt: Sequence[Any], limit: int) -> list[int]:
                     f"{_FORMS}, got {type(token).__name__} at index {index}", "prompt"
                 ) from None
         return _known(list(prompt), limit)
+    return ids
 
 
 @cache

@@ -133,7 +133,7 @@ class Response(AsyncIterator[StreamEvent]):
             self._ended = True
             shown = len("".join(reader.texts[:start]))
             completion = self._complete(sequence, reader)
-            return StreamEvent(completion.text[shown:], completion.tokens[start:], completion)
+            return StreamEvent(completion.text[shown:], tuple(completion.tokens[start:]), completion)
         tokens = self._tokens(sequence, reader, start, self._told)
         return StreamEvent("".join(token.text for token in tokens), tokens)
 
