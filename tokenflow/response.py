@@ -40,6 +40,7 @@ class Reader:
         self.texts: list[str] = []
         self.streaming = False
         self._waiter: asyncio.Future[None] | None = None
+        self._pump: Callable[[], bool] | None = None
         self._eager = bool(sampling.stop)
 
     def committed(self, token: int) -> bool:
@@ -56,15 +57,24 @@ class Reader:
                 if token in sequence.limits.stop_ids:
                     break
                 self._read(token)
-        waiter = self._waiter
-        if waiter is not None and (self.streaming or sequence.phase is Phase.FINISHED):
-            self._waiter = None
-            if not waiter.done():
+        over, waiter = sequence.phase is Phase.FINISHED, self._waiter
+        if waiter is None or waiter.done() or not (self.streaming or over):
+            return
+        try:
+            # What follows the end is not for those who end it to do.
+            if self._pump is None or over or not self._pump():
+                self._pump = None
                 waiter.set_result(None)
+        except Exception as error:
+            waiter.set_exception(error)
 
-    def news(self) -> asyncio.Future[None]:
-        """Comes true with the next news: of tokens while ``streaming``, else of the end."""
+    def news(self, pump: Callable[[], bool] | None = None) -> asyncio.Future[None]:
+        """Comes true with the next news: of tokens while ``streaming``, else of the end.
+
+        :param pump: takes news of tokens at once; answers whether it goes on, so that nobody need wake up.
+        """
         self._waiter = asyncio.get_running_loop().create_future()
+        self._pump = pump
         return self._waiter
 
     def _read(self, token: int) -> None:
@@ -119,9 +129,36 @@ class Response(AsyncIterator[StreamEvent]):
             raise StopAsyncIteration
         sequence, reader = self._request or await self._begun()
         reader.streaming = True
-        while sequence.phase is not Phase.FINISHED and len(reader.texts) == self._told:
+        while (event := self._next(sequence, reader)) is None:
             await self._news(reader)
+        return event
+
+    async def pour(self, sink: Callable[[StreamEvent], None], ready: Callable[[], bool]) -> bool:
+        """Give events to ``sink`` as long as it is ``ready``; answers whether there are more.
+
+        Unlike iteration, this wakes no task up for every token: whoever tells of them calls ``sink``.
+
+        :raises TokenflowError: as iteration does; and what ``sink`` raises.
+        """
+        sequence, reader = self._request or await self._begun()
+        reader.streaming = True
+
+        def pump() -> bool:
+            while not self._ended and ready():
+                if (event := self._next(sequence, reader)) is None:
+                    return True
+                sink(event)
+            return False
+
+        while pump():
+            await self._news(reader, pump)
+        return not self._ended
+
+    def _next(self, sequence: Sequence, reader: Reader) -> StreamEvent | None:
+        """The next event, if there is news."""
         start, over = self._told, sequence.phase is Phase.FINISHED
+        if not over and len(reader.texts) == start:
+            return None
         left = (sequence.output_tokens if over else len(reader.texts)) - start
         # Several tokens may have come at once; events tell them apart, unless the reader cannot keep up, or
         # they have become final together.
@@ -135,7 +172,7 @@ class Response(AsyncIterator[StreamEvent]):
             completion = self._complete(sequence, reader)
             return StreamEvent(completion.text[shown:], tuple(completion.tokens[start:]), completion)
         tokens = self._tokens(sequence, reader, start, self._told)
-        return StreamEvent("".join(token.text for token in tokens), tokens)
+        return StreamEvent("".join([token.text for token in tokens]), tokens)
 
     async def __aenter__(self) -> Response:
         return self
@@ -169,9 +206,9 @@ class Response(AsyncIterator[StreamEvent]):
             self._request = request
         return self._request
 
-    async def _news(self, reader: Reader) -> None:
+    async def _news(self, reader: Reader, pump: Callable[[], bool] | None = None) -> None:
         try:
-            await reader.news()
+            await reader.news(pump)
         except BaseException:
             self.close()
             raise

@@ -237,4 +237,4 @@ def _most(service: Service, asked: Completions, prompt_tokens: int) -> int | Non
     """How many tokens a response may have: OpenAI's default is 16, or what fits."""
     if asked.max_tokens is not None or "max_tokens" in service.router.recipe.sampling:
         return asked.max_tokens
-    return max(1, min(_DEFAULT_TOKENS, service.router.status.longest - prompt_tokens))
+    return max(1, min(_DEFAULT_TOKENS, (service.longest or 0) - prompt_tokens))

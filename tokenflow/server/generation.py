@@ -150,19 +150,26 @@ async def _follow(
 ) -> list[Completion]:
     """Stream every response as it grows."""
     done: dict[int, Completion] = {}
-    send = events.send if len(responses) == 1 else events.send_in_turn
 
     async def follow(index: int, response: Response) -> None:
         before = 0.0
+
+        def tell(event: StreamEvent) -> None:
+            nonlocal before
+            events.write(shape.events(index, event))
+            now = time.monotonic()
+            if before and event.tokens:
+                service.metrics.streamed(now - before, len(event.tokens))
+            before = now
+            if event.completion is not None:
+                done[index] = event.completion
+
         async with response:
-            async for event in response:
-                if event.completion is not None:
-                    done[index] = event.completion
-                await send(shape.events(index, event))
-                now = time.monotonic()
-                if before and event.tokens:
-                    service.metrics.streamed(now - before, len(event.tokens))
-                before = now
+            first = await anext(response)
+            await events.begin()
+            tell(first)
+            while await response.pour(tell, events.ready):
+                await events.drained()
 
     await _each(responses, follow)
     return [done[index] for index in range(len(done))]

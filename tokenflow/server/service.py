@@ -83,6 +83,7 @@ class Service:
         """Requests for tokens that are not answered yet."""
         self._idle = anyio.Event()
         self._aside = anyio.CapacityLimiter(1)
+        self._longest: int | None = None
         self.verifying = frozenset(model.name for model in recipe.models if model.config.verify)
         """Models that check drafts."""
         self._spellers: dict[bool, Speller] = {}
@@ -131,7 +132,9 @@ class Service:
     @property
     def longest(self) -> int | None:
         """Most tokens (prompt and output) of a request; unknown while the models load."""
-        return self.router.status.longest if self.state is not State.STARTING else None
+        if self._longest is None and self.state is not State.STARTING:
+            self._longest = self.router.status.longest
+        return self._longest
 
     def root_of(self, member: str | None) -> str:
         """Where a model, or the one that reads prompts, is found: a directory or a hub id; a simulated model,

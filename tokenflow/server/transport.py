@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -20,6 +20,8 @@ LARGEST_BODY = 8 * 2**20
 BODY_S = 120.0
 """What a client gets to send a body."""
 DONE = b"data: [DONE]\n\n"
+WIRE = "tokenflow.wire"
+"""Under this name the scope of a request has the :class:`Wire` of its response."""
 
 
 class ClientGone(Exception):
@@ -99,22 +101,32 @@ def sole(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return sole(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-class Events:
-    """The sending end of a stream of server-sent events; the response begins with the first event."""
+class Wire(Protocol):
+    """How the parts of a response's body are written: at once, without a task that waits for each."""
 
-    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+    def ready(self) -> bool:
+        """Whether the client keeps up."""
+
+    def write(self, data: bytes) -> None:
+        """Write a part."""
+
+    async def drained(self) -> None:
+        """Wait until the client has caught up."""
+
+
+class Events:
+    """The sending end of a stream of server-sent events, which may come from several responses."""
+
+    def __init__(self, send: Send, wire: Wire, headers: Mapping[str, str]) -> None:
         self._send = send
         self._headers = headers
-        self._turn = asyncio.Lock()
+        self.write, self.ready, self.drained = wire.write, wire.ready, wire.drained
         self.begun = False
 
-    def send(self, events: bytes) -> Awaitable[None]:
-        """Send one or more events; waits while the client is slow."""
-        if not self.begun:
-            return self._begin(events)
-        return self._send({"type": "http.response.body", "body": events, "more_body": True})
-
-    async def _begin(self, events: bytes) -> None:
+    async def begin(self) -> None:
+        """Begin the response, if it has not begun."""
+        if self.begun:
+            return
         self.begun = True
         await self._send(
             {
@@ -123,17 +135,11 @@ class Events:
                 "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()],
             }
         )
-        await self.send(events)
-
-    async def send_in_turn(self, events: bytes) -> None:
-        """The same, for several tasks."""
-        async with self._turn:
-            await self.send(events)
 
     async def end(self, events: bytes = b"") -> None:
         """Send the last events and close the stream."""
-        await self.send(events + DONE)
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self.begin()
+        await self._send({"type": "http.response.body", "body": events + DONE, "more_body": False})
 
 
 class EventStream(Response):
@@ -159,7 +165,7 @@ class EventStream(Response):
         self._gone = gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = Events(send, self.headers)
+        events = Events(send, scope["extensions"][WIRE], self.headers)
         try:
             await unless_gone(receive, lambda: self._feed(events))
         except ClientGone:
