@@ -97,7 +97,7 @@ class Protocol(HttpToolsProtocol):
         self._in_body = True
         super().on_headers_complete()
         self.cycle.transport = self._hand  # type: ignore[assignment]
-        self.scope["extensions"] = {WIRE: Wire(self.cycle)}  # type: ignore[typeddict-unknown-key]
+        self.scope["extensions"] = {WIRE: Wire(self.cycle)}  # type: ignore[dict-item]
 
     def on_message_complete(self) -> None:
         self._in_body = False
