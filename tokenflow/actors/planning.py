@@ -36,6 +36,8 @@ _MOST = {1: 64, 2: 64, 3: 16}
 _MOST_OF_MANY = 8
 """The largest concurrency that is planned, by the number of models: beyond, thresholds are extrapolated."""
 _BEYOND = 1.25
+_FINER = 0.6
+"""What was planned for steps that varied, as the first ones do, is planned again once they are steadier."""
 _LONGEST_LINE = 1 << 20
 _KINDS: dict[Policy, Kind] = {"planned": "static", "lookahead": "lookahead", "auto": "best"}
 
@@ -182,7 +184,7 @@ async def _end(process: Process) -> None:
 
 
 def _moved(before: RoutingModel, now: RoutingModel, active: int) -> bool:
-    """Whether two models differ by more than chance and little enough to matter."""
+    """Whether two models differ by more than chance and enough to matter, or steps are known better now."""
     for i in range(now.size):
         for p, q in zip(before.routing[i], now.routing[i], strict=True):
             if abs(p - q) > max(0.01, min(0.03, 0.25 * max(p, q))):
@@ -190,4 +192,4 @@ def _moved(before: RoutingModel, now: RoutingModel, active: int) -> bool:
         for batch in {1, max(1, active // 2), active}:
             if abs(now.step_ms(i, batch) / before.step_ms(i, batch) - 1) > 0.1:
                 return True
-    return False
+    return now.quantum_ms < _FINER * before.quantum_ms
