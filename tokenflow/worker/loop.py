@@ -104,13 +104,14 @@ def _run(channel: WorkerChannel, worker: Worker, ahead: Ahead, step: Step) -> No
     while True:
         done = worker.run(step)
         ahead.told(step)
-        frame = encode(done)
-        worker.wait()
         handles = ahead.handles(step, done)
-        if not handles or channel.waiting():
-            channel.send_frame(frame)
+        frame = encode(msgspec.structs.replace(done, ahead=handles) if handles else done)
+        worker.wait()
+        if handles and channel.waiting():
+            handles, frame = [], encode(done)
+        channel.send_frame(frame)
+        if not handles:
             return
-        channel.send(msgspec.structs.replace(done, ahead=handles))
         step = next_step(step, done, handles)
 
 
