@@ -35,10 +35,8 @@ _to_router = msgspec.msgpack.Decoder(ToRouter)
 
 def encode(message: ToWorker | ToRouter) -> bytes:
     """One frame: header and payload."""
-    frame = bytearray(_HEADER)
-    _encoder.encode_into(message, frame, _HEADER)
-    frame[:_HEADER] = (len(frame) - _HEADER).to_bytes(_HEADER, "big")
-    return bytes(frame)
+    payload = _encoder.encode(message)
+    return len(payload).to_bytes(_HEADER) + payload
 
 
 def decode_to_worker(payload: bytes) -> ToWorker:

@@ -155,7 +155,7 @@ class ModelWorker:
                     decision.rule,
                     decision.destination,
                     logprob,
-                    [(best.id, best.logprob) for best in top],
+                    [(other.id, other.logprob) for other in top],
                     resident.state,
                 )
             )
