@@ -105,14 +105,20 @@ def _run(channel: WorkerChannel, worker: Worker, ahead: Ahead, step: Step) -> No
         done = worker.run(step)
         ahead.told(step)
         handles = ahead.handles(step, done)
-        frame = encode(msgspec.structs.replace(done, ahead=handles) if handles else done)
-        worker.wait()
-        if handles and channel.waiting():
-            handles, frame = [], encode(done)
-        channel.send_frame(frame)
+        # What can be done before the device is done does not lengthen the cycle.
         if not handles:
+            frame = encode(done)
+            worker.wait()
+            channel.send_frame(frame)
             return
-        step = next_step(step, done, handles)
+        frame = encode(msgspec.structs.replace(done, ahead=handles))
+        following = next_step(step, done, handles)
+        worker.wait()
+        if channel.waiting():
+            channel.send(done)
+            return
+        channel.send_frame(frame)
+        step = following
 
 
 def _claim(hello: Hello) -> Claim:
