@@ -61,6 +61,12 @@ class Row:
             if (runs := results.of(cell.name, system.name))
         }
 
+    @property
+    def load(self) -> str:
+        """The largest model, the workload and how many requests are in flight."""
+        largest = self.cell.models.name.partition("+")[0]
+        return f"{largest}, {self.cell.workload.name}, {self.cell.concurrency} at a time"
+
     def over_strongest(self, key: str, without: Collection[str] = ()) -> float:
         """tokenflow's median over that of the strongest other system that is not ``without``.
 
@@ -92,6 +98,8 @@ def spread(runs: Runs, key: str) -> str:
     """Median, and half the range in percent of it."""
     values = [run[key] for run in runs]
     middle = statistics.median(values)
+    if len(values) == 1:
+        return figure(middle)
     half = (max(values) - min(values)) / 2 / middle if middle else 0.0
     return f"{figure(middle)} ± {half:.0%}".replace("%", " %")
 
@@ -101,16 +109,21 @@ def systems_of(rows: Sequence[Row]) -> list[str]:
     return [name for name in SHORT if any(name in row.runs for row in rows)]
 
 
-def throughput(rows: Sequence[Row]) -> str:
-    """Decode throughput of every system, and what tokenflow gains."""
+def throughput(rows: Sequence[Row], by_load: bool = False) -> str:
+    """Decode throughput of every system, and what tokenflow gains.
+
+    :param by_load: rows are called by model, workload and concurrency, not by algorithm.
+    """
+    if not rows:
+        return ""
     names = systems_of(rows)
-    head = ["algorithm", *(SHORT[name] for name in names)]
-    head += ["gain", "gain over all", "end to end", "gain", "gain over all", "of the bound"]
+    heads = ["model and load" if by_load else "algorithm", *(SHORT[name] for name in names)]
+    heads += ["gain", "gain over all", "end to end", "gain", "gain over all", "of the bound"]
     return table(
-        head,
+        heads,
         (
             [
-                row.cell.algorithm,
+                row.load if by_load else row.cell.algorithm,
                 *(spread(row.runs[name], "decode") if name in row.runs else "" for name in names),
                 *(f"**{gain}**" for gain in gains(row, "decode")),
                 spread(row.runs[OURS], "end_to_end"),
@@ -218,7 +231,7 @@ def blocks(results: Results) -> dict[str, str]:
         made[f"concurrency {concurrency}"] = throughput(
             [row for row in others if row.cell.concurrency == concurrency]
         )
-    made["alone"] = throughput([row for row in rows if row.cell.algorithm == work.ALONE])
+    made["alone"] = throughput([row for row in rows if row.cell.algorithm == work.ALONE], by_load=True)
     made["ttft"] = per_request(four, "ttft_s", 1e3)
     made["latency"] = per_request(four, "latency_s", 1.0)
     made["cpu"] = per_request(four, "cpu_ms_per_token", 1.0)
