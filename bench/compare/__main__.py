@@ -52,6 +52,8 @@ def main() -> None:
     systems = [system for system in systems if re.search(options.systems, system.name)]
     cells = work.quick_table() if options.quick else work.full_table()
     cells = [cell for cell in cells if re.search(options.cells, cell.name)]
+    if not (cells and systems):
+        raise SystemExit("no cell or no system matches: without --cells and --systems all are run")
     began = time.monotonic()
     results = Results(options.results)
     results.note_machine(machine())
