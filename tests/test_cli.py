@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,26 @@ def assert_gone(workers: list[psutil.Process], within_s: float) -> None:
     _, alive = psutil.wait_procs(workers, timeout=within_s)
     # Whose parent is gone waits for init to collect it, which is not our business.
     assert not [worker for worker in alive if worker.status() != psutil.STATUS_ZOMBIE]
+
+
+STUCK = """\
+from tokenflow import Recipe
+
+recipe = Recipe("stuck", entry="slm")
+slm = recipe.model("slm", "{demo}/small", dtype="float32")
+recipe.model("llm", "{demo}/large", dtype="float32")
+
+
+@slm.route
+def away(result):
+    return [2] * len(result.next_token_ids)
+
+
+@slm.send
+def never(req):
+    import time
+    {body}
+"""
 
 
 def test_text_alone_goes_to_stdout() -> None:
@@ -311,3 +332,31 @@ def test_keys_of_an_earlier_run_do_not_pass_for_this_one(tmp_path: Path) -> None
     good, bad = map(json.loads, done.stdout.splitlines())
     assert "error" not in good
     assert "text" not in bad and bad["error"]["type"] == "InvalidRequest"
+
+
+@pytest.mark.parametrize(
+    ("number", "body", "code"),
+    [
+        (signal.SIGINT, "while True: pass", 130),
+        (signal.SIGTERM, "while True: pass", 143),
+        (signal.SIGTERM, "time.sleep(600)", 143),
+    ],
+)
+def test_a_signal_ends_a_run_whose_send_never_returns(
+    tmp_path: Path, number: signal.Signals, body: str, code: int
+) -> None:
+    """Once the log has said which function it is, the first signal will do."""
+    recipe = tmp_path / "stuck.py"
+    recipe.write_text(STUCK.format(demo=Path("recipes/demo").resolve(), body=body))
+    with started("run", str(recipe), "93*7=?") as process:
+        assert process.stderr is not None
+        workers = workers_of(process)
+        for line in process.stderr:
+            if "holds up the event loop" in line:
+                break
+        assert line.startswith(f"recipe 'stuck': send of model 'slm' (never, {recipe}:14)")
+        # The log speaks first.
+        time.sleep(0.1)
+        process.send_signal(number)
+        assert process.wait(timeout=8) == code
+        assert_gone(workers, within_s=3)
