@@ -10,10 +10,13 @@ from pathlib import Path
 
 import anyio
 import pytest
+import torch
 
 from tests.algorithms.toys import toy_recipe
+from tests.recipes import DEMO
 from tests.recipes_python import handoffs
-from tokenflow.errors import RouteFailed
+from tests.routing.heads.published import CiterNet
+from tokenflow.errors import ModelLoadError, RouteFailed
 from tokenflow.router import Router
 from tokenflow.types import Completion
 
@@ -147,3 +150,50 @@ async def test_a_send_that_never_returns_is_named_in_the_log_and_fails_its_reque
     assert "holds up the event loop and all requests" in line
     assert line.endswith("it is ended after 1.5 s")
     assert isinstance(await ask(handing_over, 0), Completion)
+
+
+WRONG = f"""\
+name: wrong
+entry: slm
+models:
+  slm: {{path: {DEMO}/small, dtype: float32}}
+  llm: {{path: {DEMO}/large, dtype: float32}}
+heads:
+  gate: {{kind: r2r, path: ./head.pt}}
+routes:
+  slm: [{{when: head("gate") >= threshold("gate"), to: llm, send: drop_last}}]
+  llm: [{{after: 1, to: slm, send: keep}}]
+"""
+
+
+@pytest.fixture
+def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> Path:
+    """The folder of a recipe whose head is of another kind, with a change."""
+    monkeypatch.chdir(tmp_path)
+    torch.save(CiterNet(32).state_dict(), tmp_path / "head.pt")
+    (tmp_path / "r.yaml").write_text(WRONG.replace(old, new))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("large", "largo", "r.yaml:5:15: error: models.llm.path: there is no local directory "),
+        ("./head.pt", "./none.pt", "r.yaml:7:28: error: heads.gate.path: there is no "),
+        ("large", "small", "{head}: this file is a CITER head; declared kind: r2r"),
+        ("r2r", "co_llm", "{head}/config.json: not found"),
+        (
+            "{kind: r2r, path: ./head.pt}",
+            "{kind: co_llm}",
+            "{demo}/small: no deferral row: ",
+        ),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_loaded_is_told_with_its_place_in_the_recipe(wrong: Path, said: str) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        async with Router("r.yaml"):
+            pass
+    said = said.format(head=wrong / "head.pt", demo=DEMO)
+    if not said.startswith("r.yaml"):
+        said = f"r.yaml:4:3: error: models.slm: head 'gate' (r.yaml:7:3): {said}"
+    assert str(caught.value).startswith(said)

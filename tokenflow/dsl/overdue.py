@@ -36,14 +36,15 @@ class TookTooLong(BaseException):
 class _Call:
     """A function that runs: what the log calls it, and for how many seconds it may."""
 
-    __slots__ = ("began", "handlers", "longest_s", "name")
+    __slots__ = ("began", "handlers", "longest_s", "name", "told")
 
     def __init__(self, name: str, longest_s: float) -> None:
         self.name = name
         self.longest_s = longest_s
         self.began = monotonic()
         self.handlers: dict[signal.Signals, Any] | None = None
-        """Of signals that end the process, once the log has spoken of the call."""
+        """Of signals that end the process, once it has taken long."""
+        self.told = False
 
 
 _calls: dict[int, _Call] = {}
@@ -89,15 +90,15 @@ def _look_on() -> None:
 
 
 def _look_at(thread: int, running: _Call) -> None:
-    """Speak of a call that takes long, and have its own thread see to it."""
+    """Have the thread of a call that takes long see to it, and speak of it once that had time to happen."""
     seconds = monotonic() - running.began
-    if seconds < min(HELD_UP_S, running.longest_s) or (
-        running.handlers is not None and seconds < running.longest_s
-    ):
+    if seconds < min(HELD_UP_S, running.longest_s):
         return
     can_end = thread == threading.main_thread().ident and signal.getsignal(_NUDGE) is _nudged
     if running.handlers is None:
         running.handlers = {}
+    elif not running.told:
+        running.told = True
         then = f"it is ended after {running.longest_s:g} s" if can_end else "nothing can end it"
         log.warning(
             "%s holds up the event loop and all requests, for %.1f s now; %s", running.name, seconds, then
