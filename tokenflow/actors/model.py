@@ -346,7 +346,8 @@ class ModelActor:
 
     def _must_be_checked(self, sequence: Sequence) -> bool:
         """Whether no token may be written any more before the model that checks has seen those there are."""
-        return sequence.window_full and bool(self._verifier) and self._system.allows(sequence, self._verifier)
+        code = self._verifier
+        return code > 0 and sequence.window_full and self._system.allows(sequence, code)
 
     def _go_home(self, sequence: Sequence) -> None:
         try:
