@@ -104,14 +104,21 @@ def _run(channel: WorkerChannel, worker: Worker, ahead: Ahead, step: Step) -> No
     while True:
         done = worker.run(step)
         ahead.told(step)
-        frame = encode(done)
-        worker.wait()
         handles = ahead.handles(step, done)
-        if not handles or channel.waiting():
+        # What can be done before the device is done does not lengthen the cycle.
+        if not handles:
+            frame = encode(done)
+            worker.wait()
             channel.send_frame(frame)
             return
-        channel.send(msgspec.structs.replace(done, ahead=handles))
-        step = next_step(step, done, handles)
+        frame = encode(msgspec.structs.replace(done, ahead=handles))
+        following = next_step(step, done, handles)
+        worker.wait()
+        if channel.waiting():
+            channel.send(done)
+            return
+        channel.send_frame(frame)
+        step = following
 
 
 def _claim(hello: Hello) -> Claim:
