@@ -36,8 +36,8 @@ def _file_problems(recipe: RecipeIR) -> Iterator[Problem]:
         path = Path(recipe.model(name).config.path)
         if name in recipe.simulated or not path.is_absolute():
             continue
-        if not path.exists():
-            yield notes.problem(("models", name, "path"), _missing(path))
+        if (fault := _missing(path)) is not None:
+            yield notes.problem(("models", name, "path"), fault)
             continue
         try:
             tokenizers[name] = Tokenizer.load(hub.resolve(str(path)))
@@ -53,15 +53,21 @@ def _file_problems(recipe: RecipeIR) -> Iterator[Problem]:
             yield from error.problems
     for name, head in recipe.heads.items():
         path = Path(head.path)
-        if path.is_absolute() and not path.exists():
-            yield notes.problem(("heads", name, "path"), _missing(path))
+        if path.is_absolute() and (fault := _missing(path)) is not None:
+            yield notes.problem(("heads", name, "path"), fault)
         if name in _thresholds_asked(recipe) and _stores_none(recipe, head):
             message = "no threshold is stored with the model (defer_threshold of config.json): give one here"
             yield notes.problem(("heads", name), message)
 
 
-def _missing(path: Path) -> str:
-    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+def _missing(path: Path) -> str | None:
+    """What to say of a path where there is nothing; None if there is something."""
+    try:
+        if path.exists():
+            return None
+        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    except OSError as error:
+        return f"{path} cannot be looked at: {error.strerror}"
     return f"there is no {path}{did_you_mean(path.name, beside)}"
 
 

@@ -178,8 +178,8 @@ def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("large", "largo", "r.yaml:5:15: error: models.llm.path: there is no local directory "),
-        ("./head.pt", "./none.pt", "r.yaml:7:28: error: heads.gate.path: there is no "),
+        ("large", "largo", "r.yaml:5:15: error: models.llm.path: there is no directory {demo}/largo, and "),
+        ("./head.pt", "./none.pt", "r.yaml:7:27: error: heads.gate.path: there is no file or directory "),
         ("large", "small", "{head}: this file is a CITER head; declared kind: r2r"),
         ("r2r", "co_llm", "{head}/config.json: not found"),
         (
@@ -195,5 +195,5 @@ async def test_what_cannot_be_loaded_is_told_with_its_place_in_the_recipe(wrong:
             pass
     said = said.format(head=wrong / "head.pt", demo=DEMO)
     if not said.startswith("r.yaml"):
-        said = f"r.yaml:4:3: error: models.slm: head 'gate' (r.yaml:7:3): {said}"
+        said = f"r.yaml:4:3: error: models.slm: model 'slm': head 'gate' (r.yaml:7:3): {said}"
     assert str(caught.value).startswith(said)
