@@ -17,6 +17,7 @@ NAME = "send of model 'slm'"
 @pytest.fixture(autouse=True)
 def _early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overdue, "HELD_UP_S", 0.1)
+    monkeypatch.setattr(overdue, "_ended_at", [])
     overdue.prepare()
 
 
@@ -60,6 +61,9 @@ def test_a_signal_ends_the_function_and_reaches_who_waited_for_it(caplog: pytest
         with pytest.raises(overdue.TookTooLong, match=r"^SIGTERM ended it after 0\.[0-9] s$"):
             overdue.call(NAME, 60.0, function)
         assert heard == [signal.SIGTERM]
+        # The others of its batch would keep the signal from being heard just so.
+        with pytest.raises(overdue.TookTooLong, match=r"^it was not called, because the process is to end$"):
+            overdue.call(NAME, 60.0, pytest.fail)
         signal.raise_signal(signal.SIGTERM)
         assert heard == [signal.SIGTERM] * 2
     finally:

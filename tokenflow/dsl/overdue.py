@@ -24,6 +24,8 @@ HELD_UP_S = 1.0
 LONGEST_S = 10.0
 """How long it may take at all."""
 _TICK_S = 0.25
+_HEARD_S = 1.0
+"""So long after a signal no function is called: its batch may hold more that keep it from being heard."""
 _NUDGE = signal.SIGURG
 """Nobody else uses it, and whoever does not know it ignores it."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -50,6 +52,8 @@ class _Call:
 _calls: dict[int, _Call] = {}
 """What runs at the moment, by thread."""
 _looker_on: list[threading.Thread] = []
+_ended_at: list[float] = []
+"""When signals that are to end the process have ended a function."""
 
 
 def prepare() -> None:
@@ -67,7 +71,10 @@ def call(name: str, longest_s: float, function: Callable[..., object], *argument
     :raises TookTooLong: if it had to be ended.
     """
     thread = threading.get_ident()
-    running = _calls[thread] = _Call(name, longest_s)
+    running = _Call(name, longest_s)
+    if _ended_at and running.began - _ended_at[-1] < _HEARD_S:
+        raise TookTooLong("it was not called, because the process is to end")
+    _calls[thread] = running
     if not _looker_on:
         _look_on()
     try:
@@ -130,7 +137,8 @@ def _told_to_end(number: int, frame: FrameType | None) -> None:
     running = _calls.pop(threading.get_ident(), None)
     if running is None or running.handlers is None:
         return
-    told, seconds = signal.Signals(number), monotonic() - running.began
+    _ended_at.append(monotonic())
+    told, seconds = signal.Signals(number), _ended_at[-1] - running.began
     _restore(running.handlers)
     running.handlers[told](number, frame)
     raise TookTooLong(f"{told.name} ended it after {seconds:.1f} s")
