@@ -7,7 +7,8 @@
 - *simulated* (6.0 and 27.9 ms): started with wrong assumptions (9.0 and 9.5 ms, half of the small model's
   tokens handed over) under 16 requests with p = 0.05; then p becomes 0.5; then 14 of the requests end, and
   then one more.  Throughput is counted from 20 s after each change on (5 s for the last), and compared with
-  that of the best fixed thresholds.
+  that of the best fixed thresholds.  Routes are random, and a single request's speed follows them; so beside
+  it stands how busy the models are, which does not: one request waits for nothing else.
 - *demo*: the demo pair on the CPU at 1, 4 and 16 requests: eager starts, the best fixed thresholds according
   to what was measured, and ``auto`` from the first request on: in the first half of the time, when it plans,
   and in the second.  The planner's processor time is counted too.
@@ -77,8 +78,8 @@ async def loaded(given: Any, log: Log, prompts: Sequence[Any], concurrency: int,
             tasks.cancel_scope.cancel()
 
 
-async def fixed(p: float, concurrency: int, thresholds: Sequence[int]) -> float:
-    """Tokens/s of simulated models with fixed thresholds."""
+async def fixed(p: float, concurrency: int, thresholds: Sequence[int]) -> tuple[float, float]:
+    """Tokens/s of simulated models with fixed thresholds, and how many of them run on average."""
     log, batching = Log(), {"policy": "fixed", "thresholds": dict(zip(NAMES, thresholds, strict=True))}
     given = recipe(p=p, batching=batching)
     async with loaded(given, log, [PROMPT], concurrency, max_tokens=TOKENS, params={"p": p}):
@@ -86,11 +87,13 @@ async def fixed(p: float, concurrency: int, thresholds: Sequence[int]) -> float:
         return await counted(log, COUNT_S)
 
 
-async def counted(log: Log, seconds: float) -> float:
-    """Tokens/s from now on."""
+async def counted(log: Log, seconds: float) -> tuple[float, float]:
+    """Tokens/s from now on, and how many models run on average."""
     begin = asyncio.get_running_loop().time()
     await asyncio.sleep(seconds)
-    return log.rate(begin, begin + seconds)
+    end = begin + seconds
+    inside = [min(done.ended, end) - max(done.started, begin) for _, done in log.steps]
+    return log.rate(begin, end), sum(max(time, 0.0) for time in inside) / seconds
 
 
 async def simulated() -> dict[str, Any]:
@@ -101,11 +104,11 @@ async def simulated() -> dict[str, Any]:
     log, rows = Log(), []
     given = recipe(p=phases[0][0], batching={"policy": "auto", "assume": WRONG})
     async with loaded(given, log, [PROMPT], 16, max_tokens=TOKENS, params={"p": phases[0][0]}) as load:
-        for (p, n), thresholds, reference in zip(phases, best, references, strict=True):
+        for (p, n), thresholds, (reference, running) in zip(phases, best, references, strict=True):
             load.options["params"], load.concurrency = {"p": p}, n
             settle_s = SETTLE_S if n > 1 else 2 * BIN_S
-            bins = [await counted(log, BIN_S) / reference for _ in range(round(settle_s / BIN_S))]
-            rate = await counted(log, COUNT_S)
+            bins = [(await counted(log, BIN_S))[0] / reference for _ in range(round(settle_s / BIN_S))]
+            rate, busy = await counted(log, COUNT_S)
             policy = load.router.start_policy
             rows.append(
                 {
@@ -115,6 +118,8 @@ async def simulated() -> dict[str, Any]:
                     "best_fixed_tokens_per_s": round(reference, 1),
                     "tokens_per_s": round(rate, 1),
                     "share_of_best_fixed": round(rate / reference, 4),
+                    "models_running": round(busy, 4),
+                    "models_running_of_best_fixed": round(busy / running, 4),
                     "share_by_2.5_s": [round(share, 3) for share in bins],
                     "policy": type(policy).__name__,
                     "thresholds": policy.thresholds,
@@ -135,7 +140,7 @@ async def on_demo(
     async with loaded(compiled, log, prompts, concurrency, max_tokens=200) as load:
         await asyncio.sleep(1.0)
         busy = busy_elsewhere()
-        rates = [await counted(log, seconds / 2) for _ in range(2)]
+        rates = [(await counted(log, seconds / 2))[0] for _ in range(2)]
         busy = (busy_elsewhere() - busy) / seconds
         model, policy = load.router.routing_model(), load.router.start_policy
         # Workers do not count before they have ended.

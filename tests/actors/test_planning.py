@@ -116,6 +116,24 @@ async def test_a_change_of_routing_is_planned_for(jobs: Any) -> None:
     assert jobs()[1].model.routing[0][1] > 0.9
 
 
+async def test_what_was_planned_while_steps_varied_is_planned_again_once_they_do_not(jobs: Any) -> None:
+    meter = filled()
+    for index in range(100):
+        meter.stepped(0, 3, 0.0045 if index % 2 else 0.0075)
+    load = Load("auto", meter, 4)
+
+    def settle() -> bool:
+        if len(load.tables) == 3:
+            for _ in range(1000):
+                meter.stepped(0, 3, 0.006)
+        return len(jobs()) == 2
+
+    await load.until(settle)
+    before, after = (job.model for job in jobs())
+    assert after.quantum_ms < before.quantum_ms / 2
+    assert after.step_ms(0, 3) == pytest.approx(before.step_ms(0, 3), rel=0.05)
+
+
 async def test_more_requests_than_were_planned_for_are_planned_for(jobs: Any) -> None:
     load = Load("auto", filled(), 4)
 

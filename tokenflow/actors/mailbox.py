@@ -74,7 +74,7 @@ class Mailbox(Generic[T]):
         patience is over.  It is empty if the mailbox was poked and none is due.
         """
         loop = asyncio.get_running_loop()
-        while not (self.due or self._poked):
+        while not ((due := self.due) or self._poked):
             self._waiter = loop.create_future()
             look_again = min(self._deadline(), loop.time() + self._hold_s()) if self._ready else math.inf
             timer = loop.call_at(look_again, self._wake) if look_again < math.inf else None
@@ -85,7 +85,7 @@ class Mailbox(Generic[T]):
                 if timer is not None:
                     timer.cancel()
         self._poked = False
-        batch = list(self._ready)[:limit] if self.due else []
+        batch = list(self._ready)[:limit] if due else []
         for item in batch:
             self.discard(item)
         return batch

@@ -36,6 +36,8 @@ _MOST = {1: 64, 2: 64, 3: 16}
 _MOST_OF_MANY = 8
 """The largest concurrency that is planned, by the number of models: beyond, thresholds are extrapolated."""
 _BEYOND = 1.25
+_FINER = 0.6
+"""What was planned for steps that varied, as the first ones do, is planned again once they are steadier."""
 _LONGEST_LINE = 1 << 20
 _KINDS: dict[Policy, Kind] = {"planned": "static", "lookahead": "lookahead", "auto": "best"}
 
@@ -80,17 +82,17 @@ class Planning:
 
     async def run(self) -> None:
         """Plan with what is assumed, then whenever the load has moved; for ever."""
-        # Models need numpy, whose import takes a moment that nobody's tokens should wait for.
         assumed = await to_thread.run_sync(self._assumed, abandon_on_cancel=True)
         self._since = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             if assumed is not None:
+                await _load()
                 tasks.start_soon(self._plan, assumed, [n for n in _GRID if n <= self._most], 1)
             while self._measures:
                 await anyio.sleep(_TICK_S)
                 if not self._may_plan():
                     continue
-                await to_thread.run_sync(import_module, "tokenflow.planner.table", abandon_on_cancel=True)
+                await _load()
                 if (model := self._news()) is not None:
                     tasks.start_soon(self._plan, model, self._order(), 1 if self._spare else _BUSY_PAUSE)
 
@@ -143,6 +145,12 @@ class Planning:
         self._not_before = min(self._not_before, now + max(_PAUSE_S, pauses * (now - began)))
 
 
+async def _load() -> None:
+    """Import what plans are spoken of in: numpy takes a moment that nobody's tokens should wait for."""
+    for module in ("job", "table"):
+        await to_thread.run_sync(import_module, f"tokenflow.planner.{module}", abandon_on_cancel=True)
+
+
 async def _planned(job: Job) -> AsyncIterator[Planned]:
     """What another process plans, line by line; it ends with this iteration."""
     from tokenflow.planner.job import read_planned, write_job
@@ -176,7 +184,7 @@ async def _end(process: Process) -> None:
 
 
 def _moved(before: RoutingModel, now: RoutingModel, active: int) -> bool:
-    """Whether two models differ by more than chance and little enough to matter."""
+    """Whether two models differ by more than chance and enough to matter, or steps are known better now."""
     for i in range(now.size):
         for p, q in zip(before.routing[i], now.routing[i], strict=True):
             if abs(p - q) > max(0.01, min(0.03, 0.25 * max(p, q))):
@@ -184,4 +192,4 @@ def _moved(before: RoutingModel, now: RoutingModel, active: int) -> bool:
         for batch in {1, max(1, active // 2), active}:
             if abs(now.step_ms(i, batch) / before.step_ms(i, batch) - 1) > 0.1:
                 return True
-    return False
+    return now.quantum_ms < _FINER * before.quantum_ms
