@@ -44,7 +44,7 @@ def test_a_function_that_returns_late_gives_its_answer_and_signals_mean_what_the
     assert overdue.call(NAME, 60.0, until_spoken_of(caplog)) == "done"
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
     (line,) = [record.message for record in caplog.records]
-    assert line.startswith(f"{NAME} holds up the event loop and all requests, for 0.")
+    assert line.startswith(f"{NAME} holds up the event loop and all requests, for ")
     assert line.endswith("it is ended after 60 s")
 
 
@@ -58,7 +58,7 @@ def test_a_signal_ends_the_function_and_reaches_who_waited_for_it(caplog: pytest
 
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
-        with pytest.raises(overdue.TookTooLong, match=r"^SIGTERM ended it after 0\.[0-9] s$"):
+        with pytest.raises(overdue.TookTooLong, match=r"^SIGTERM ended it after [0-9]+\.[0-9] s$"):
             overdue.call(NAME, 60.0, function)
         assert heard == [signal.SIGTERM]
         # The others of its batch would keep the signal from being heard just so.
