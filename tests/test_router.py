@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tokenflow.errors import (
     WorkerDied,
 )
 from tokenflow.router import Router
-from tokenflow.types import Completion
+from tokenflow.types import Completion, StreamEvent
 from tokenflow.wire.messages import Step, StepDone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("shared_nursery")]
@@ -162,6 +163,54 @@ async def test_a_stream_adds_up_to_the_completion(pair: Router) -> None:
     assert tuple(token for event in events for token in event.tokens) == whole.tokens
     assert [event.completion is not None for event in events] == [False] * (len(events) - 1) + [True]
     assert len(events) > 5
+
+
+@pytest.mark.parametrize("every", [1, 4, 40])
+async def test_what_is_poured_is_what_is_iterated_however_often_it_waits(pair: Router, every: int) -> None:
+    """A sink that is ready for so many events, and then takes a moment."""
+    whole = await pair.generate(PROMPT, max_tokens=30)
+    events: list[StreamEvent] = []
+    pauses = 0
+
+    def ready() -> bool:
+        return len(events) < (pauses + 1) * every
+
+    async with pair.stream(PROMPT, max_tokens=30) as response:
+        while await response.pour(events.append, ready):
+            pauses += 1
+            await asyncio.sleep(0)
+        assert not await response.pour(events.append, lambda: True), "it is over"
+    assert "".join(event.text for event in events) == whole.text
+    assert tuple(token for event in events for token in event.tokens) == whole.tokens
+    assert [event.completion is not None for event in events] == [False] * (len(events) - 1) + [True]
+    assert pauses >= (len(events) - 1) // every
+
+
+async def test_a_poured_token_wakes_nobody_up(pair: Router) -> None:
+    """The sink is called by who commits, all but the first time and the last."""
+    task, callers = asyncio.current_task(), list[bool]()
+    async with pair.stream(PROMPT, max_tokens=30) as response:
+        await response.pour(lambda event: callers.append(asyncio.current_task() is task), lambda: True)
+    assert len(callers) > 5
+    assert sum(callers) <= 2 and callers[-1]
+
+
+async def test_a_sink_that_fails_ends_its_own_response_only(pair: Router) -> None:
+    whole = await pair.generate(PROMPT, max_tokens=30)
+    taken = 0
+
+    def fail(event: StreamEvent) -> None:
+        nonlocal taken
+        taken += 1
+        if taken == 3:
+            raise LookupError("no more of it")
+
+    other = asyncio.ensure_future(pair.generate(PROMPT, max_tokens=30))
+    async with pair.stream(PROMPT, max_tokens=30) as response:
+        with pytest.raises(LookupError, match="no more of it"):
+            await response.pour(fail, lambda: True)
+    assert taken == 3
+    assert await other == replace(whole, timing=(await other).timing, seed=(await other).seed)
 
 
 async def test_a_seeded_request_repeats_alone_and_in_company(pair: Router) -> None:

@@ -6,7 +6,10 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, cast
+from functools import cache
+from typing import Annotated, Any
+
+import msgspec
 
 from tokenflow.errors import InvalidRequest
 from tokenflow.text.tokenizer import Tokenizer, check_length
@@ -18,6 +21,8 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 _LONG_TEXT, _MANY_MESSAGES = 2_000, 50
 """Characters, and messages, from which a prompt is work."""
 _MOST_MESSAGES = 4_096
+_MANY = 2**15
+"""Tokens that are looked at in a millisecond."""
 
 _SETTINGS = tuple(field.name for field in fields(SamplingParams))
 _FORMS = "a prompt is a text, a list of token ids or a list of chat messages"
@@ -141,10 +146,7 @@ def encode(
         messages = [_message(index, item) for index, item in enumerate(prompt)]
         return _known((chat or tokenizer).render(messages, template, most), limit)
     check_length(len(prompt), most)
-    if set(map(type, prompt)) != {int}:
-        index, token = next((index, token) for index, token in enumerate(prompt) if type(token) is not int)
-        raise InvalidRequest(f"{_FORMS}, got {type(token).__name__} at index {index}", "prompt")
-    return _known(list(cast(Sequence[int], prompt)), limit)
+    return _ids(prompt, limit)
 
 
 def is_long(prompt: Prompt) -> bool:
@@ -161,14 +163,36 @@ def is_long(prompt: Prompt) -> bool:
     return sum(len(text) for text in texts if isinstance(text, str)) > _LONG_TEXT
 
 
+def _ids(prompt: Sequence[Any], limit: int) -> list[int]:
+    """A copy of a prompt of token ids that every model of the recipe has."""
+    try:
+        # Both checks in one pass: a prompt may have hundreds of thousands, and everybody waits.
+        ids: list[int] = msgspec.convert(prompt, _ids_below(limit))
+    except msgspec.ValidationError:
+        for index, token in enumerate(prompt):
+            if type(token) is not int:
+                raise InvalidRequest(
+                    f"{_FORMS}, got {type(token).__name__} at index {index}", "prompt"
+                ) from None
+        return _known(list(prompt), limit)
+    return ids
+
+
+@cache
+def _ids_below(limit: int) -> Any:
+    return list[Annotated[int, msgspec.Meta(ge=0, lt=limit)]]
+
+
 def _known(tokens: list[int], limit: int) -> list[int]:
     """The tokens, if every model of the recipe has them."""
-    if tokens and (min(tokens) < 0 or max(tokens) >= limit):
-        index, token = next((i, token) for i, token in enumerate(tokens) if not 0 <= token < limit)
-        raise InvalidRequest(
-            f"token id {token} at index {index} is out of range: the tokenizer has {limit} ids",
-            "prompt",
-        )
+    for start in range(0, len(tokens), _MANY):
+        part = tokens[start : start + _MANY]  # between two of which other threads get a turn
+        if min(part) < 0 or max(part) >= limit:
+            index, token = next((i, token) for i, token in enumerate(tokens) if not 0 <= token < limit)
+            raise InvalidRequest(
+                f"token id {token} at index {index} is out of range: the tokenizer has {limit} ids",
+                "prompt",
+            )
     return tokens
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
 from types import TracebackType
@@ -14,7 +14,6 @@ from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.transcript import Transcript
 from tokenflow.types import (
     Completion,
-    Logprob,
     Reservation,
     SamplingParams,
     StreamEvent,
@@ -23,6 +22,7 @@ from tokenflow.types import (
     Usage,
 )
 from tokenflow.wire.messages import Scored
+from tokenflow.written import Written, written
 
 _MOST_BEHIND = 16
 """Tokens that a reader of a stream may have missed and still gets one by one."""
@@ -40,6 +40,7 @@ class Reader:
         self.texts: list[str] = []
         self.streaming = False
         self._waiter: asyncio.Future[None] | None = None
+        self._pump: Callable[[], bool] | None = None
         self._eager = bool(sampling.stop)
 
     def committed(self, token: int) -> bool:
@@ -56,17 +57,25 @@ class Reader:
                 if token in sequence.limits.stop_ids:
                     break
                 self._read(token)
-        waiter = self._waiter
-        if waiter is not None and (self.streaming or sequence.phase is Phase.FINISHED) and not waiter.done():
-            waiter.set_result(None)
-
-    async def news(self) -> None:
-        """Wait for news: of tokens while ``streaming``, else of the end."""
-        self._waiter = asyncio.get_running_loop().create_future()
+        over, waiter = sequence.phase is Phase.FINISHED, self._waiter
+        if waiter is None or waiter.done() or not (self.streaming or over):
+            return
         try:
-            await self._waiter
-        finally:
-            self._waiter = None
+            # What follows the end is not for those who end it to do.
+            if self._pump is None or over or not self._pump():
+                self._pump = None
+                waiter.set_result(None)
+        except Exception as error:
+            waiter.set_exception(error)
+
+    def news(self, pump: Callable[[], bool] | None = None) -> asyncio.Future[None]:
+        """Comes true with the next news: of tokens while ``streaming``, else of the end.
+
+        :param pump: takes news of tokens at once; answers whether it goes on, so that nobody need wake up.
+        """
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._pump = pump
+        return self._waiter
 
     def _read(self, token: int) -> None:
         self.texts.append(self.transcript.advance(token).text)
@@ -120,9 +129,36 @@ class Response(AsyncIterator[StreamEvent]):
             raise StopAsyncIteration
         sequence, reader = self._request or await self._begun()
         reader.streaming = True
-        while sequence.phase is not Phase.FINISHED and len(reader.texts) == self._told:
+        while (event := self._next(sequence, reader)) is None:
             await self._news(reader)
+        return event
+
+    async def pour(self, sink: Callable[[StreamEvent], None], ready: Callable[[], bool]) -> bool:
+        """Give events to ``sink`` as long as it is ``ready``; answers whether there are more.
+
+        Unlike iteration, this wakes no task up for every token: whoever tells of them calls ``sink``.
+
+        :raises TokenflowError: as iteration does; and what ``sink`` raises.
+        """
+        sequence, reader = self._request or await self._begun()
+        reader.streaming = True
+
+        def pump() -> bool:
+            while not self._ended and ready():
+                if (event := self._next(sequence, reader)) is None:
+                    return True
+                sink(event)
+            return False
+
+        while pump():
+            await self._news(reader, pump)
+        return not self._ended
+
+    def _next(self, sequence: Sequence, reader: Reader) -> StreamEvent | None:
+        """The next event, if there is news."""
         start, over = self._told, sequence.phase is Phase.FINISHED
+        if not over and len(reader.texts) == start:
+            return None
         left = (sequence.output_tokens if over else len(reader.texts)) - start
         # Several tokens may have come at once; events tell them apart, unless the reader cannot keep up, or
         # they have become final together.
@@ -134,9 +170,9 @@ class Response(AsyncIterator[StreamEvent]):
             self._ended = True
             shown = len("".join(reader.texts[:start]))
             completion = self._complete(sequence, reader)
-            return StreamEvent(completion.text[shown:], completion.tokens[start:], completion)
+            return StreamEvent(completion.text[shown:], tuple(completion.tokens[start:]), completion)
         tokens = self._tokens(sequence, reader, start, self._told)
-        return StreamEvent("".join(token.text for token in tokens), tokens)
+        return StreamEvent("".join([token.text for token in tokens]), tokens)
 
     async def __aenter__(self) -> Response:
         return self
@@ -170,9 +206,9 @@ class Response(AsyncIterator[StreamEvent]):
             self._request = request
         return self._request
 
-    async def _news(self, reader: Reader) -> None:
+    async def _news(self, reader: Reader, pump: Callable[[], bool] | None = None) -> None:
         try:
-            await reader.news()
+            await reader.news(pump)
         except BaseException:
             self.close()
             raise
@@ -181,14 +217,16 @@ class Response(AsyncIterator[StreamEvent]):
         """Output tokens ``start`` to ``end``; a stop token has no text."""
         texts, first = reader.texts, sequence.prompt_tokens
         return tuple(
-            Token(
-                id=sequence.tokens[first + index],
-                text=texts[index] if index < len(texts) else "",
-                model=self._names[sequence.writers[index]],
-                logprob=sequence.logprobs[index],
-                top_logprobs=tuple([Logprob(*pair) for pair in sequence.tops[index]]),
-            )
-            for index in range(start, end)
+            [
+                written(
+                    sequence.tokens[first + index],
+                    texts[index] if index < len(texts) else "",
+                    self._names[sequence.writers[index]],
+                    sequence.logprobs[index],
+                    sequence.tops[index],
+                )
+                for index in range(start, end)
+            ]
         )
 
     def _complete(self, sequence: Sequence, reader: Reader) -> Completion:
@@ -198,16 +236,21 @@ class Response(AsyncIterator[StreamEvent]):
         # What was held back (half a character, the start of a stop string) belongs to the last text.
         if held := reader.transcript.finish().text:
             reader.texts[-1] += held
-        tokens = self._tokens(sequence, reader, 0, sequence.output_tokens)
-        counts = Counter(token.model for token in tokens)
+        count = sequence.output_tokens
         return Completion(
             text=reader.transcript.text,
-            tokens=tokens,
+            tokens=Written(
+                sequence.tokens[sequence.prompt_tokens :],
+                reader.texts + [""] * (count - len(reader.texts)),
+                [self._names[code] for code in sequence.writers],
+                sequence.logprobs,
+                sequence.tops,
+            ),
             finish_reason=sequence.finish_reason,
             usage=Usage(
                 prompt_tokens=sequence.prompt_tokens,
-                completion_tokens=len(tokens),
-                by_model={name: counts[name] for name in self._names.values()},
+                completion_tokens=count,
+                by_model={name: sequence.written[code] for code, name in self._names.items()},
                 handoffs=sequence.handoffs,
                 dropped=sequence.dropped,
             ),
@@ -230,7 +273,5 @@ def scored_tokens(
     texts[-1] += transcript.finish().text
     logprobs = [None, *(scored.logprobs if scored else ())]
     tops = [[], *(scored.top if scored else ())]
-    return tuple(
-        Token(token, text, model, logprob, tuple(Logprob(*pair) for pair in top))
-        for token, text, logprob, top in zip(tokens, texts, logprobs, tops, strict=True)
-    )
+    columns = zip(tokens, texts, [model] * len(tokens), logprobs, tops, strict=True)
+    return tuple(itertools.starmap(written, columns))

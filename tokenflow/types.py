@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -165,16 +165,14 @@ def _is_text(value: str) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(NamedTuple):
     """A token id with its natural-log probability."""
 
     id: int
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """One committed token.
 
     ``text`` is what it adds to the response (empty while a character or a possible stop string is still
@@ -217,7 +215,7 @@ class Completion:
     """
 
     text: str
-    tokens: tuple[Token, ...]
+    tokens: Sequence[Token]
     finish_reason: FinishReason
     usage: Usage
     timing: Timing
@@ -235,8 +233,7 @@ class Completion:
         return [token.model for token in self.tokens]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEvent:
+class StreamEvent(NamedTuple):
     """What a response gained since the last event; the last one carries the completion."""
 
     text: str

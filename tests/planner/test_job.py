@@ -11,7 +11,8 @@ import pytest
 
 from tests.planner.models import ensemble, r2r
 from tokenflow.planner import RoutingModel, best_policy, best_thresholds
-from tokenflow.planner.job import Job, Kind, read_job, read_planned, work, write_job, write_planned
+from tokenflow.planner.job import Job, Kind, read_job, read_planned, write_job, write_planned
+from tokenflow.planner.work import work
 
 MODEL = RoutingModel(
     [[0.5, 0.25, 0.25], [0.5, 0.5, 0], [1, 0, 0]],
@@ -21,6 +22,18 @@ MODEL = RoutingModel(
     batch_limits=[None, 8, 16],
     entry=1,
 )
+
+
+def test_who_asks_for_plans_does_not_wait_for_the_libraries_that_make_them() -> None:
+    """It is an event loop, and their import takes half a second."""
+    program = (
+        "import sys; import tokenflow.actors.planning, tokenflow.planner.job, tokenflow.planner.table; "
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "tokenflow.planner.job" in loaded
+    assert not loaded & {"scipy", "tokenflow.planner.search"}
 
 
 def test_a_job_is_read_as_it_was_written() -> None:

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,12 @@ class Process:
 
 
 @asynccontextmanager
-async def running(*args: str, env: Mapping[str, str] | None = None) -> AsyncIterator[Process]:
+async def running(
+    *args: str, env: Mapping[str, str] | None = None, by: Sequence[str] = ()
+) -> AsyncIterator[Process]:
     """``tokenflow serve`` on any free port; killed if it is still there at the end."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tokenflow.cli", "serve", RECIPE, "--port", "0", *args),
+        *(*by, sys.executable, "-m", "tokenflow.cli", "serve", RECIPE, "--port", "0", *args),
         cwd=ROOT,
         stderr=subprocess.PIPE,
         env={**os.environ, **(env or {})},
@@ -184,6 +186,30 @@ async def test_the_second_signal_cuts_the_drain_short() -> None:
             assert b"not_ready" in await body_of(stream)
         code, said = await server.end()
         assert code == 130, said
+
+
+async def test_the_end_of_its_terminal_drains_a_server_however_often_it_is_told() -> None:
+    async with running() as server:
+        client = await client_of(server)
+        async with client.open("POST", "/v1/completions", SHORT) as stream:
+            assert await stream.head() == 200
+            server.process.send_signal(signal.SIGHUP)
+            await server.until("draining")
+            server.process.send_signal(signal.SIGHUP)
+            body = await body_of(stream)
+        assert body.count(b'"finish_reason":"length"') == 1
+        code, said = await server.end()
+        assert code == 0, said
+
+
+async def test_with_nohup_a_server_outlives_its_terminal() -> None:
+    async with running(by=["nohup"]) as server:
+        client = await client_of(server)
+        server.process.send_signal(signal.SIGHUP)
+        assert (await client.complete(**{**SHORT, "stream": False}))["choices"]
+        server.process.send_signal(signal.SIGTERM)
+        code, said = await server.end()
+        assert code == 0, said
 
 
 async def test_workers_that_are_killed_under_load_are_replaced_and_no_client_notices() -> None:

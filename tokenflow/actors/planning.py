@@ -82,17 +82,17 @@ class Planning:
 
     async def run(self) -> None:
         """Plan with what is assumed, then whenever the load has moved; for ever."""
-        # Models need numpy, whose import takes a moment that nobody's tokens should wait for.
         assumed = await to_thread.run_sync(self._assumed, abandon_on_cancel=True)
         self._since = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             if assumed is not None:
+                await _load()
                 tasks.start_soon(self._plan, assumed, [n for n in _GRID if n <= self._most], 1)
             while self._measures:
                 await anyio.sleep(_TICK_S)
                 if not self._may_plan():
                     continue
-                await to_thread.run_sync(import_module, "tokenflow.planner.table", abandon_on_cancel=True)
+                await _load()
                 if (model := self._news()) is not None:
                     tasks.start_soon(self._plan, model, self._order(), 1 if self._spare else _BUSY_PAUSE)
 
@@ -143,6 +143,12 @@ class Planning:
     def _pause(self, began: float, pauses: int) -> None:
         now = anyio.current_time()
         self._not_before = min(self._not_before, now + max(_PAUSE_S, pauses * (now - began)))
+
+
+async def _load() -> None:
+    """Import what plans are spoken of in: numpy takes a moment that nobody's tokens should wait for."""
+    for module in ("job", "table"):
+        await to_thread.run_sync(import_module, f"tokenflow.planner.{module}", abandon_on_cancel=True)
 
 
 async def _planned(job: Job) -> AsyncIterator[Planned]:

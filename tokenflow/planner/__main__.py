@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 
-from tokenflow.planner.job import read_job, work, write_planned
+from tokenflow.planner.job import read_job, write_planned
+from tokenflow.planner.work import work
 
 _NICE = 19
 _PATIENCE_S = 30

@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from tokenflow.types import Completion, Token
 
 Ours = dict[str, Any]
+
+ANY_TEXT = "\0any text\0"
+"""What nothing else in an event can be: names and ids come from command lines and headers."""
 
 
 class Usage(Struct, frozen=True):
@@ -60,6 +64,9 @@ class Extras(Struct, frozen=True):
     token_ids: bool = False
     models: bool = False
 
+    def __bool__(self) -> bool:
+        return self.token_ids or self.models
+
     def ids(self, tokens: Sequence[Token]) -> list[int] | UnsetType:
         """Their ids, if wanted."""
         return [token.id for token in tokens] if self.token_ids else UNSET
@@ -67,6 +74,22 @@ class Extras(Struct, frozen=True):
     def writers(self, tokens: Sequence[Token]) -> Ours | UnsetType:
         """The ``tokenflow`` key of a choice: who wrote each token, if wanted."""
         return {"models": [token.model for token in tokens]} if self.models else UNSET
+
+
+class Mould:
+    """An event of which only the text changes, as nearly all of a stream do: it is encoded once.
+
+    :param event: one whose text is :data:`ANY_TEXT`.
+    """
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, event: bytes) -> None:
+        self._before, _, self._after = event.partition(msgspec.json.encode(ANY_TEXT))
+
+    def cast(self, text: str) -> bytes:
+        """The event with this text."""
+        return b"%b%b%b" % (self._before, msgspec.json.encode(text), self._after)
 
 
 def _by_model(completions: Sequence[Completion]) -> Counter[str]:

@@ -10,14 +10,14 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response as Answer
 
-from tokenflow.server.answers import Extras, Ours, Usage, ours, usage
+from tokenflow.server.answers import ANY_TEXT, Extras, Mould, Ours, Usage, ours, usage
 from tokenflow.server.errors import invalid
 from tokenflow.server.generation import Wish, answer, check_count, prepare, renamed
 from tokenflow.server.logprobs import Speller, chat_logprobs
+from tokenflow.server.reading import read
 from tokenflow.server.records import record_of, service_of
-from tokenflow.server.requests import Chat, chat_variables, decode
+from tokenflow.server.requests import Chat, chat_variables
 from tokenflow.server.transport import event as sse
-from tokenflow.server.transport import read_body
 from tokenflow.types import Completion, StreamEvent, Token
 
 _NAMES = {"prompt": "messages"}
@@ -80,14 +80,19 @@ class ChatShape:
         self._verifying = verifying
         self._extras = Extras(bool(request.return_token_ids), bool(request.return_models))
         self._begun: set[int] = set()
+        self._moulds: dict[int, Mould] = {}
 
     def events(self, index: int, event: StreamEvent) -> bytes:
+        if event.completion is None and (mould := self._moulds.get(index)) is not None:
+            return mould.cast(event.text)
         reason = event.completion.finish_reason if event.completion is not None else None
         said = self._choice(index, event.tokens, reason, delta=Delta(event.text))
         if index in self._begun:
             return self._event([said])
         prompt = self._prompt if self._extras.token_ids and not self._begun else UNSET
         self._begun.add(index)
+        if not self._request.logprobs and not self._extras:
+            self._moulds[index] = Mould(self._event([self._choice(index, (), None, delta=Delta(ANY_TEXT))]))
         opening = Choice(index=index, delta=Delta("", "assistant"))
         return self._event([opening], prompt=prompt) + self._event([said])
 
@@ -146,7 +151,7 @@ class ChatShape:
 async def chat(request: Request) -> Answer:
     """Answer a conversation, ``n`` times."""
     service = service_of(request)
-    asked = decode(await read_body(request), Chat)
+    asked = await read(request, Chat)
     record = record_of(request)
     record.rename(asked.request_id)
     target = service.target(asked.model)

@@ -12,15 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response as Answer
 
 from tokenflow.prompts import Prompt
-from tokenflow.server.answers import Extras, Ours, Usage, ours, usage
+from tokenflow.server.answers import ANY_TEXT, Extras, Mould, Ours, Usage, ours, usage
 from tokenflow.server.errors import invalid
 from tokenflow.server.generation import Wish, answer, check_count, paced, prepare, renamed
 from tokenflow.server.logprobs import Speller, text_logprobs
+from tokenflow.server.reading import read
 from tokenflow.server.records import record_of, service_of
-from tokenflow.server.requests import Completions, decode
-from tokenflow.server.service import Service
+from tokenflow.server.requests import Completions
+from tokenflow.server.service import LONG, Service
 from tokenflow.server.transport import event as sse
-from tokenflow.server.transport import read_body, unless_gone
+from tokenflow.server.transport import unless_gone
 from tokenflow.types import Completion, StreamEvent, Token
 
 _NAMES = {"top_logprobs": "logprobs"}
@@ -75,11 +76,17 @@ class TextShape:
         self._extras = Extras(bool(request.return_token_ids), bool(request.return_models))
         self._n = request.n or 1
         self._offsets: dict[int, int] = {}
+        self._moulds: dict[int, Mould] = {}
 
     def events(self, index: int, event: StreamEvent) -> bytes:
+        if event.completion is None and (mould := self._moulds.get(index)) is not None:
+            return mould.cast(event.text)
         first = index not in self._offsets
         reason = event.completion.finish_reason if event.completion is not None else None
-        return self._event([self._choice(index, event.text, event.tokens, reason, first=first)])
+        said = self._event([self._choice(index, event.text, event.tokens, reason, first=first)])
+        if first and self._request.logprobs is None and not self._extras:
+            self._moulds[index] = Mould(self._event([self._choice(index, ANY_TEXT, (), None, first=False)]))
+        return said
 
     def last(self, completions: Sequence[Completion]) -> bytes:
         alone = b"" if completions else self._event(self._prompts_alone())
@@ -105,18 +112,18 @@ class TextShape:
         self, index: int, text: str, tokens: Sequence[Token], reason: str | None, *, first: bool
     ) -> Choice:
         prompt_ids: Sequence[int] | UnsetType = UNSET
-        if first:
-            prompt = index // self._n
-            if self._echoes:
-                echo = self._echoes[prompt]
-                text, tokens = echo.text + text, (*echo.tokens, *tokens)
-            if self._extras.token_ids:
-                prompt_ids = self._prompts[prompt]
+        if first and self._extras.token_ids:
+            prompt_ids = self._prompts[index // self._n]
+        echo = self._echoes[index // self._n] if first and self._echoes else None
         logprobs = None
-        offset = self._offsets.get(index, 0)
+        offset = echo.end if echo is not None else self._offsets.get(index, 0)
         if self._request.logprobs is not None:
             logprobs, offset = text_logprobs(tokens, self._speller, offset)
         self._offsets[index] = offset
+        if echo is not None:
+            text, tokens = echo.text + text, (*echo.tokens, *tokens)
+            if logprobs is not None:
+                logprobs = {key: [*echo.logprobs[key], *values] for key, values in logprobs.items()}
         return Choice(
             index,
             text,
@@ -137,16 +144,21 @@ class TextShape:
 
 
 class Echo(Struct, frozen=True):
-    """A prompt as a response begins with it."""
+    """A prompt as a response begins with it; with tokens and their log-probabilities where they are wanted.
+
+    ``end`` is where the text of the tokens ends.
+    """
 
     text: str
-    tokens: tuple[Token, ...]
+    tokens: tuple[Token, ...] = ()
+    logprobs: Mapping[str, Any] = {}
+    end: int = 0
 
 
 async def completions(request: Request) -> Answer:
     """Continue one prompt or several, ``n`` times each."""
     service = service_of(request)
-    asked = decode(await read_body(request), Completions)
+    asked = await read(request, Completions)
     record = record_of(request)
     record.rename(asked.request_id)
     target = service.target(asked.model)
@@ -192,10 +204,9 @@ def split(prompt: str | list[Any]) -> list[Prompt]:
     """
     if isinstance(prompt, str):
         return [prompt]
-    kinds = set(map(type, prompt))
-    if kinds == {int}:
+    if prompt and type(prompt[0]) is int:  # whether the others are is seen when they are read
         return [prompt]
-    if kinds == {str} or kinds == {list}:
+    if set(map(type, prompt)) in ({str}, {list}):
         return cast(list[Prompt], prompt)
     raise invalid("prompt must be a text, a list of token ids, or a list of either, and not empty", "prompt")
 
@@ -209,12 +220,16 @@ async def _echo(
 ) -> list[Echo]:
     """What each response begins with: the prompt, and its log-probabilities if wanted."""
     echoes = []
+    speller = service.speller(as_ids=bool(asked.return_tokens_as_token_ids))
     for prompt, tokens in zip(prompts, ids, strict=True):
         text = prompt if isinstance(prompt, str) else await service.decode(tokens)
-        scored: tuple[Token, ...] = ()
-        if asked.logprobs is not None:
-            scored = await service.router.score(tokens, top=asked.logprobs, member=member)
-        echoes.append(Echo(text, scored))
+        if asked.logprobs is None:
+            echoes.append(Echo(text))
+            continue
+        scored = await service.router.score(tokens, top=asked.logprobs, member=member)
+        work = partial(text_logprobs, scored, speller, 0)
+        logprobs, end = await service.aside(work) if len(scored) > LONG else work()
+        echoes.append(Echo(text, scored, logprobs, end))
     return echoes
 
 
@@ -222,4 +237,4 @@ def _most(service: Service, asked: Completions, prompt_tokens: int) -> int | Non
     """How many tokens a response may have: OpenAI's default is 16, or what fits."""
     if asked.max_tokens is not None or "max_tokens" in service.router.recipe.sampling:
         return asked.max_tokens
-    return max(1, min(_DEFAULT_TOKENS, service.router.status.longest - prompt_tokens))
+    return max(1, min(_DEFAULT_TOKENS, (service.longest or 0) - prompt_tokens))

@@ -7,6 +7,7 @@ import hmac
 import json
 import logging
 import time
+from collections.abc import Awaitable
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -38,11 +39,11 @@ class Gateway:
         scope["app"] = self
         record = new_record(scope)
 
-        async def begin(message: Message) -> None:
+        def begin(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 MutableHeaders(raw=message["headers"])["x-request-id"] = record.id
-            await send(message)
+            return send(message)
 
         generating = scope["path"] in GENERATING
         if generating:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import anyio
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as Answer
 
@@ -18,7 +19,7 @@ from tokenflow.errors import InvalidRequest
 from tokenflow.response import Response
 from tokenflow.server.errors import invalid
 from tokenflow.server.records import record_of
-from tokenflow.server.service import Service
+from tokenflow.server.service import LONG, Service
 from tokenflow.server.transport import Events, EventStream, Json, sole, unless_gone
 from tokenflow.types import Completion, Reservation, StreamEvent
 
@@ -117,7 +118,9 @@ async def answer(
     if not stream:
         completions = await unless_gone(request.receive, partial(_complete, responses))
         finished(completions)
-        return Json(shape.whole(completions))
+        work = partial(_encoded, shape, completions)
+        tokens = sum(done.usage.completion_tokens for done in completions)
+        return Json(await service.aside(work) if tokens > LONG else work())
 
     async def feed(events: Events) -> None:
         completions = await _follow(service, responses, shape, events)
@@ -125,6 +128,10 @@ async def answer(
         await events.end(shape.last(completions))
 
     return EventStream(feed, service.error, service.metrics.aborted)
+
+
+def _encoded(shape: Shape, completions: Sequence[Completion]) -> bytes:
+    return msgspec.json.encode(shape.whole(completions))
 
 
 async def _complete(responses: Sequence[Response]) -> list[Completion]:
@@ -143,19 +150,26 @@ async def _follow(
 ) -> list[Completion]:
     """Stream every response as it grows."""
     done: dict[int, Completion] = {}
-    send = events.send if len(responses) == 1 else events.send_in_turn
 
     async def follow(index: int, response: Response) -> None:
         before = 0.0
+
+        def tell(event: StreamEvent) -> None:
+            nonlocal before
+            events.write(shape.events(index, event))
+            now = time.monotonic()
+            if before and event.tokens:
+                service.metrics.streamed(now - before, len(event.tokens))
+            before = now
+            if event.completion is not None:
+                done[index] = event.completion
+
         async with response:
-            async for event in response:
-                if event.completion is not None:
-                    done[index] = event.completion
-                await send(shape.events(index, event))
-                now = time.monotonic()
-                if before and event.tokens:
-                    service.metrics.streamed(now - before, len(event.tokens))
-                before = now
+            first = await anext(response)
+            await events.begin()
+            tell(first)
+            while await response.pour(tell, events.ready):
+                await events.drained()
 
     await _each(responses, follow)
     return [done[index] for index in range(len(done))]

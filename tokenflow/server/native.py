@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -15,10 +15,11 @@ from tokenflow.server.answers import simulated
 from tokenflow.server.errors import invalid
 from tokenflow.server.generation import Wish, answer, check_count, paced, prepare, renamed
 from tokenflow.server.logprobs import Speller, number
+from tokenflow.server.reading import read
 from tokenflow.server.records import record_of, service_of
-from tokenflow.server.requests import Generate, Generation, convert, decode, refuse
-from tokenflow.server.service import Service
-from tokenflow.server.transport import Json, read_body, unless_gone
+from tokenflow.server.requests import Generate, Generation, convert, refuse
+from tokenflow.server.service import LONG, Service
+from tokenflow.server.transport import Json, unless_gone
 from tokenflow.server.transport import event as sse
 from tokenflow.types import Completion, StreamEvent, Token
 
@@ -32,12 +33,50 @@ _NAMES = {
 _OURS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 _DEFAULT_TOKENS = 128
 
+Triple = tuple[float | None, int, str | None]
+"""A log-probability, the token's id, and its text if that is wanted."""
+
+
+class Logprobs:
+    """Tokens and their log-probabilities as they are written, which grow with a stream."""
+
+    def __init__(self, request: Generate, speller: Speller, tokens: Iterable[Token] = ()) -> None:
+        self.ids: list[int] = []
+        self._request = request
+        self._speller = speller
+        self._tokens: list[Triple] = []
+        self._tops: list[list[Triple] | None] = []
+        self.add(tokens)
+
+    def add(self, tokens: Iterable[Token]) -> None:
+        """Tokens follow."""
+        for token in tokens:
+            self.ids.append(token.id)
+            if self._request.return_logprob:
+                self._tokens.append(self._triple(token.logprob, token.id))
+            if self._request.top_logprobs_num:
+                tops = [self._triple(best.logprob, best.id) for best in token.top_logprobs]
+                self._tops.append(tops or None)
+
+    def named(self, name: str) -> dict[str, Any]:
+        """Their keys in ``meta_info``: of the ``input``, or of the ``output``."""
+        if not self._request.return_logprob:
+            return {}
+        keys: dict[str, Any] = {f"{name}_token_logprobs": self._tokens}
+        if self._request.top_logprobs_num:
+            keys[f"{name}_top_logprobs"] = self._tops
+        return keys
+
+    def _triple(self, logprob: float | None, token: int) -> Triple:
+        text = self._speller.text(token) if self._request.return_text_in_logprobs else None
+        return (None if logprob is None else number(logprob), token, text)
+
 
 class NativeShape:
     """How /generate writes answers: streamed text is all of the text so far.
 
     :param batch: the request had a list of prompts, or wants several responses: answers come as a list.
-    :param inputs: the prompts' scored tokens, where they are wanted.
+    :param inputs: the prompts' log-probabilities; empty ones where they are not wanted.
     """
 
     def __init__(
@@ -45,7 +84,7 @@ class NativeShape:
         request: Generate,
         ids: Sequence[str],
         prompts: Sequence[Sequence[int]],
-        inputs: Sequence[Sequence[Token]],
+        inputs: Sequence[Logprobs],
         speller: Speller,
         batch: bool,
     ) -> None:
@@ -53,34 +92,33 @@ class NativeShape:
         self._ids = ids
         self._prompts = prompts
         self._inputs = inputs
-        self._speller = speller
         self._batch = batch
         self._texts = [""] * len(ids)
-        self._tokens: list[list[Token]] = [[] for _ in ids]
+        self._outputs = [Logprobs(request, speller) for _ in ids]
 
     def events(self, index: int, event: StreamEvent) -> bytes:
         self._texts[index] += event.text
-        self._tokens[index].extend(event.tokens)
-        result = self._result(index, self._texts[index], self._tokens[index], event.completion)
+        self._outputs[index].add(event.tokens)
+        result = self._result(index, self._texts[index], event.completion)
         return sse(msgspec.json.encode({**result, "index": index} if self._batch else result))
 
     def last(self, completions: Sequence[Completion]) -> bytes:
         return b""
 
     def whole(self, completions: Sequence[Completion]) -> object:
-        results = [
-            self._result(index, done.text, done.tokens, done) for index, done in enumerate(completions)
-        ]
+        results = []
+        for index, done in enumerate(completions):
+            self._outputs[index].add(done.tokens)
+            results.append(self._result(index, done.text, done))
         return results if self._batch else results[0]
 
-    def _result(
-        self, index: int, text: str, tokens: Sequence[Token], done: Completion | None
-    ) -> dict[str, Any]:
+    def _result(self, index: int, text: str, done: Completion | None) -> dict[str, Any]:
+        output = self._outputs[index]
         meta: dict[str, Any] = {
             "id": self._ids[index],
             "finish_reason": _finish(done),
             "prompt_tokens": len(self._prompts[index]),
-            "completion_tokens": len(tokens),
+            "completion_tokens": len(output.ids),
             "cached_tokens": 0,
         }
         if done is not None:
@@ -92,27 +130,14 @@ class NativeShape:
                 "dropped": done.usage.dropped,
                 "seed": done.seed,
             }
-        if self._request.return_logprob:
-            start = max(0, self._request.logprob_start_len or 0)
-            inputs = self._inputs[index][start:] if self._inputs else ()
-            for name, part in (("input", inputs), ("output", tokens)):
-                meta[f"{name}_token_logprobs"] = [self._triple(t.logprob, t.id) for t in part]
-                if self._request.top_logprobs_num:
-                    meta[f"{name}_top_logprobs"] = [
-                        [self._triple(best.logprob, best.id) for best in token.top_logprobs] or None
-                        for token in part
-                    ]
-        return {"text": text, "output_ids": [token.id for token in tokens], "meta_info": meta}
-
-    def _triple(self, logprob: float | None, token: int) -> tuple[float | None, int, str | None]:
-        text = self._speller.text(token) if self._request.return_text_in_logprobs else None
-        return (None if logprob is None else number(logprob), token, text)
+        meta |= self._inputs[index].named("input") | output.named("output")
+        return {"text": text, "output_ids": output.ids, "meta_info": meta}
 
 
 async def generate(request: Request) -> Answer:
     """Continue one prompt or several."""
     service = service_of(request)
-    asked = decode(await read_body(request), Generate)
+    asked = await read(request, Generate)
     prompts, batch = split(asked)
     n, settings = sampling(service, asked)
     count = n * len(prompts)
@@ -121,16 +146,16 @@ async def generate(request: Request) -> Answer:
     with renamed(_NAMES), service.reserve(count) as reservation:
         encode = partial(service.router.encode, most=service.longest)
         ids = [await encode(prompt) async for prompt in paced(prompts)]
-        inputs: list[tuple[Token, ...]] = []
+        inputs = [Logprobs(asked, service.speller()) for _ in ids]
         if asked.return_logprob and start >= 0:
-            inputs = await unless_gone(request.receive, partial(_score, service, asked, ids))
+            inputs = await unless_gone(request.receive, partial(_score, service, asked, ids, start))
         wishes = [Wish(tokens, {**settings, "choice": choice}) for tokens in ids for choice in range(n)]
         responses = await prepare(service, reservation, wishes, None, asked.params)
     shape = NativeShape(
         asked,
         _names(asked, record_of(request).id, count),
         [tokens for tokens in ids for _ in range(n)],
-        [tokens for tokens in inputs for _ in range(n)],
+        [logprobs for logprobs in inputs for _ in range(n)],
         service.speller(),
         batch or n > 1,
     )
@@ -147,11 +172,11 @@ def split(asked: Generate) -> tuple[list[Prompt], bool]:
     if isinstance(asked.text, str):
         return [asked.text], False
     given = asked.text if asked.text is not None else asked.input_ids
+    if asked.text is None and given and type(given[0]) is int:
+        return [cast(Prompt, given)], False
     kinds = set(map(type, given or ()))
     if asked.text is not None and kinds == {str}:
         return cast(list[Prompt], given), True
-    if asked.text is None and kinds == {int}:
-        return [cast(Prompt, given)], False
     if asked.text is None and kinds == {list}:
         return cast(list[Prompt], given), True
     name = "text" if asked.text is not None else "input_ids"
@@ -205,9 +230,16 @@ async def server_info(request: Request) -> Answer:
     )
 
 
-async def _score(service: Service, asked: Generate, ids: Sequence[Sequence[int]]) -> list[tuple[Token, ...]]:
-    top = asked.top_logprobs_num or 0
-    return [await service.router.score(tokens, top=top) for tokens in ids]
+async def _score(
+    service: Service, asked: Generate, ids: Sequence[Sequence[int]], start: int
+) -> list[Logprobs]:
+    """The log-probabilities of prompts, from token ``start`` of each on."""
+    found = []
+    for tokens in ids:
+        scored = await service.router.score(tokens, top=asked.top_logprobs_num or 0)
+        work = partial(Logprobs, asked, service.speller(), scored[start:])
+        found.append(await service.aside(work) if len(scored) > LONG else work())
+    return found
 
 
 def _names(asked: Generate, name: str, count: int) -> list[str]:

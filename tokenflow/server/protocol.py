@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from tokenflow.server.errors import ApiError, no_http
-from tokenflow.server.transport import LARGEST_BODY
+from tokenflow.server.transport import LARGEST_BODY, WIRE
 
 LARGEST_HEAD = 64 * 2**10
 LARGEST_MESSAGE = 4 * LARGEST_BODY
@@ -24,6 +24,28 @@ HEAD_S = 60.0
 _LINGER_S = 5.0
 """What a client that is still sending gets to read its answer, which it would lose if we hung up at once."""
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+
+
+class Wire:
+    """The body of a response on its way: what ASGI's ``send`` does for a part of it, but at once."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def ready(self) -> bool:
+        """Whether the client keeps up."""
+        return not self._cycle.flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        """Write a part, in chunked encoding; the response must have begun so."""
+        if not self._cycle.disconnected:
+            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def drained(self) -> None:
+        """Wait until the client has caught up."""
+        await self._cycle.flow.drain()
 
 
 class Protocol(HttpToolsProtocol):
@@ -75,6 +97,7 @@ class Protocol(HttpToolsProtocol):
         self._in_body = True
         super().on_headers_complete()
         self.cycle.transport = self._hand  # type: ignore[assignment]
+        self.scope["extensions"] = {WIRE: Wire(self.cycle)}  # type: ignore[dict-item]
 
     def on_message_complete(self) -> None:
         self._in_body = False

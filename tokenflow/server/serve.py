@@ -188,7 +188,7 @@ async def _live(service: Service, chosen: Options, address: str) -> int:
     )
     _say(f"{recipe.name}: loading {members}")
     started = time.monotonic()
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, anyio.CancelScope() as loading:
+    with anyio.open_signal_receiver(*_endings()) as signals, anyio.CancelScope() as loading:
         async with anyio.create_task_group() as tasks:
 
             def interrupt() -> None:
@@ -220,9 +220,19 @@ async def _hear(
     second: anyio.Event,
     interrupt: Callable[[], None],
 ) -> None:
-    async for _ in signals:
-        (second if first.is_set() else first).set()
-        interrupt()
+    async for number in signals:
+        # The end of a terminal is told by the kernel and by the shell: twice is not in a hurry.
+        if not first.is_set():
+            first.set()
+            interrupt()
+        elif number is not signal.SIGHUP:
+            second.set()
+
+
+def _endings() -> list[signal.Signals]:
+    """Signals that end a server; that its terminal is gone does not, if it was started with nohup."""
+    deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if deaf else [signal.SIGHUP])]
 
 
 async def _watch_loop(service: Service) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from typing import TypeVar
 
 import anyio
 from anyio import to_thread
@@ -28,8 +29,10 @@ from tokenflow.server.logprobs import Speller
 from tokenflow.server.metrics import Metrics
 from tokenflow.types import Reservation
 
-_LONG = 4_000
-"""Tokens from which a text is put together in a thread."""
+T = TypeVar("T")
+
+LONG = 4_000
+"""Tokens with which an answer is work: more than a few milliseconds."""
 
 
 class State(enum.Enum):
@@ -79,6 +82,8 @@ class Service:
         self.open = 0
         """Requests for tokens that are not answered yet."""
         self._idle = anyio.Event()
+        self._aside = anyio.CapacityLimiter(1)
+        self._longest: int | None = None
         self.verifying = frozenset(model.name for model in recipe.models if model.config.verify)
         """Models that check drafts."""
         self._spellers: dict[bool, Speller] = {}
@@ -127,7 +132,9 @@ class Service:
     @property
     def longest(self) -> int | None:
         """Most tokens (prompt and output) of a request; unknown while the models load."""
-        return self.router.status.longest if self.state is not State.STARTING else None
+        if self._longest is None and self.state is not State.STARTING:
+            self._longest = self.router.status.longest
+        return self._longest
 
     def root_of(self, member: str | None) -> str:
         """Where a model, or the one that reads prompts, is found: a directory or a hub id; a simulated model,
@@ -141,13 +148,21 @@ class Service:
         running = self.state is not State.STARTING
         return self.metrics.expose(self.router.status if running else None)
 
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Do in a thread what would keep everybody's tokens waiting.
+
+        One at a time: each may hold the interpreter for some milliseconds whenever the event loop wants it.
+        """
+        return await to_thread.run_sync(work, limiter=self._aside)
+
     async def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of token ids.
 
         :param special: special tokens show as they are spelled.
+        :raises ValueError: for an id that the tokenizer does not have.
         """
         work = partial(self.router.tokenizer.decode, ids, skip_special_tokens=not special)
-        return await to_thread.run_sync(work) if len(ids) > _LONG else work()
+        return await self.aside(work) if len(ids) > LONG else work()
 
     def speller(self, *, as_ids: bool = False) -> Speller:
         """How single tokens are written."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as Answer
 
 from tokenflow.prompts import Prompt
 from tokenflow.server.errors import invalid
+from tokenflow.server.reading import read
 from tokenflow.server.records import service_of
-from tokenflow.server.requests import Detokenize, Tokenize, chat_variables, decode
-from tokenflow.server.transport import Json, read_body
+from tokenflow.server.requests import Detokenize, Tokenize, chat_variables
+from tokenflow.server.service import LONG
+from tokenflow.server.transport import Json
 
 _LARGEST_BODY = 2**20
 """Nobody's context limits what is only to be tokenized."""
@@ -21,7 +22,7 @@ _PRIVATE = frozenset(("name_or_path", "_name_or_path", "vocab_file", "tokenizer_
 async def tokenize(request: Request) -> Answer:
     """The ids of a text or a conversation."""
     service = service_of(request)
-    asked = decode(await read_body(request, _LARGEST_BODY), Tokenize)
+    asked = await read(request, Tokenize, _LARGEST_BODY)
     service.target(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("give either prompt or messages", "prompt")
@@ -31,24 +32,28 @@ async def tokenize(request: Request) -> Answer:
         prompt: Prompt = asked.messages if asked.messages is not None else asked.prompt or ""
         special = asked.add_special_tokens is not False
         ids = await service.router.encode(prompt, add_special_tokens=special, template=chat_variables(asked))
-    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.longest, "tokens": ids}
-    answer["token_strs"] = None
-    if asked.return_token_strs:
-        known = service.router.tokenizer.tokens
-        answer["token_strs"] = [known[token] for token in ids]
-    return Json(answer)
+    known = service.router.tokenizer.tokens if asked.return_token_strs else None
+
+    def answer() -> bytes:
+        spelled = None if known is None else [known[token] for token in ids]
+        counts = {"count": len(ids), "max_model_len": service.longest}
+        return msgspec.json.encode({**counts, "tokens": ids, "token_strs": spelled})
+
+    return Json(await service.aside(answer) if len(ids) > LONG else answer())
 
 
 async def detokenize(request: Request) -> Answer:
     """The text of ids."""
     service = service_of(request)
-    asked = decode(await read_body(request), Detokenize)
+    asked = await read(request, Detokenize)
     service.target(asked.model)
     service.require_serving()
-    tokenizer = service.router.tokenizer
-    if asked.tokens and not 0 <= min(asked.tokens) <= max(asked.tokens) < len(tokenizer):
-        raise invalid(f"tokens must be ids from 0 to {len(tokenizer) - 1}", "tokens")
-    return Json({"prompt": await service.decode(asked.tokens, special=True)})
+    try:
+        text = await service.decode(asked.tokens, special=True)
+    except ValueError:
+        most = len(service.router.tokenizer) - 1
+        raise invalid(f"tokens must be ids from 0 to {most}", "tokens") from None
+    return Json({"prompt": text})
 
 
 async def tokenizer_info(request: Request) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -20,6 +20,8 @@ LARGEST_BODY = 8 * 2**20
 BODY_S = 120.0
 """What a client gets to send a body."""
 DONE = b"data: [DONE]\n\n"
+WIRE = "tokenflow.wire"
+"""Under this name the scope of a request has the :class:`Wire` of its response."""
 
 
 class ClientGone(Exception):
@@ -74,10 +76,17 @@ async def unless_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
     :raises ClientGone: if it did.
     """
     done: list[T] = []
+
+    async def do() -> None:
+        done.append(await work())
+        tasks.cancel_scope.cancel()
+
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
-            done.append(await work())
+            # In a task of its own, which has not as many frames to pass for every token.
+            tasks.start_soon(do)
+            while (await receive())["type"] != "http.disconnect":
+                pass
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise sole(group) from None
@@ -92,43 +101,45 @@ def sole(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return sole(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
+class Wire(Protocol):
+    """How the parts of a response's body are written: at once, without a task that waits for each."""
+
+    def ready(self) -> bool:
+        """Whether the client keeps up."""
+
+    def write(self, data: bytes) -> None:
+        """Write a part."""
+
+    async def drained(self) -> None:
+        """Wait until the client has caught up."""
 
 
 class Events:
-    """The sending end of a stream of server-sent events; the response begins with the first event."""
+    """The sending end of a stream of server-sent events, which may come from several responses."""
 
-    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+    def __init__(self, send: Send, wire: Wire, headers: Mapping[str, str]) -> None:
         self._send = send
         self._headers = headers
-        self._turn = asyncio.Lock()
+        self.write, self.ready, self.drained = wire.write, wire.ready, wire.drained
         self.begun = False
 
-    async def send(self, events: bytes) -> None:
-        """Send one or more events; waits while the client is slow."""
-        if not self.begun:
-            self.begun = True
-            await self._send(
-                {
-                    "type": "http.response.start",
-                    "status": 200,
-                    "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()],
-                }
-            )
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
-
-    async def send_in_turn(self, events: bytes) -> None:
-        """The same, for several tasks."""
-        async with self._turn:
-            await self.send(events)
+    async def begin(self) -> None:
+        """Begin the response, if it has not begun."""
+        if self.begun:
+            return
+        self.begun = True
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()],
+            }
+        )
 
     async def end(self, events: bytes = b"") -> None:
         """Send the last events and close the stream."""
-        await self.send(events + DONE)
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self.begin()
+        await self._send({"type": "http.response.body", "body": events + DONE, "more_body": False})
 
 
 class EventStream(Response):
@@ -154,7 +165,7 @@ class EventStream(Response):
         self._gone = gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = Events(send, self.headers)
+        events = Events(send, scope["extensions"][WIRE], self.headers)
         try:
             await unless_gone(receive, lambda: self._feed(events))
         except ClientGone:
