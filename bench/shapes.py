@@ -65,8 +65,15 @@ class Shape:
         }
 
 
+TINY = Shape(layers=2, hidden=64, intermediate=192, heads=4, kv_heads=2, head_dim=32, vocab=8192)
+"""0.12 million parameters beside an embedding of 0.52 million."""
+
 MID = Shape(layers=8, hidden=512, intermediate=1536, heads=8, kv_heads=4, head_dim=64, vocab=8192)
 """29.4 million parameters."""
+
+LARGE = Shape(layers=30, hidden=640, intermediate=1600, heads=10, kv_heads=5, head_dim=64, vocab=8192)
+"""134 million parameters."""
+
 QWEN_0_6B = Shape(
     layers=28, hidden=1024, intermediate=3072, heads=16, kv_heads=8, head_dim=128, vocab=151_936
 )

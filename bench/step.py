@@ -1,13 +1,15 @@
-"""Time of one decode step: the torch engine beside a bare forward pass and beside transformers.
+"""Time of one decode step: the torch engine beside a bare forward pass, transformers and vLLM.
 
 ::
 
-    python -m bench.step
+    python -m bench.step [--vllm-python .venv-vllm/bin/python]
 
-All three decode the same tokens with the same 29 M random weights in bfloat16, at batch 1, 8 and 32 and a
-context of about 256 tokens, on one thread.  The bare forward is the same mathematics over one contiguous KV
-cache of equally long rows: no slots, no bookkeeping, and not a line of the engine.  The steps of the three
-alternate, so that all see the same machine.
+All decode with the same 29 M random weights in bfloat16, at batch 1, 4, 8 and 32 and a context of about 256
+tokens, on one thread.  The bare forward is the same mathematics over one contiguous KV cache of equally long
+rows, with plain matrices: no slots, no bookkeeping, and not a line of the engine.  vLLM's CPU build runs in
+processes of its own, eagerly and compiled (``vllm``); of its steps, the part of its model executor is told
+apart (``model``), which leaves out its scheduler.  vLLM is also measured with the huge pages that tokenflow
+asks for (``pages``).  The steps of all alternate, so that all see the same machine.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ import argparse
 import inspect
 import json
 import math
+import os
 import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -31,10 +36,11 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from bench.shapes import MID, Shape, random_weights, write_model
 from tokenflow.engines.base import Extend
 from tokenflow.engines.torch import TorchEngine
+from tokenflow.settings import worker_environment
 from tokenflow.types import ModelConfig
 
 RESULTS = Path(__file__).parent / "results" / "step.json"
-BATCHES = (1, 8, 32)
+BATCHES = (1, 4, 8, 32)
 FIRST, LAST = 240, 272
 """A round decodes from the first of these contexts to the last, then starts again."""
 
@@ -168,11 +174,55 @@ def transformers_steps(folder: Path, batch: int) -> Step:
     return step
 
 
-def measure(folder: Path, batch: int, rounds: int) -> dict[str, float]:
-    """Milliseconds per step of the three, minimum and median, and how far their logits are apart."""
+class Vllm:
+    """vLLM in a process of its own (``bench/vllm_step.py``).
+
+    :param mode: ``eager`` or ``compiled``.
+    :param pages: whether weights may lie in huge pages.
+    """
+
+    def __init__(self, python: Path, folder: Path, mode: str, pages: bool) -> None:
+        environment = dict(os.environ)
+        if not pages:
+            environment.pop("GLIBC_TUNABLES", None)
+        command = [python, Path(__file__).parent / "vllm_step.py", folder, mode]
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._answer()
+
+    def open(self, batch: int) -> None:
+        """Put as many requests before their next decode step."""
+        self._ask(f"open {batch}")
+
+    def step(self) -> tuple[float, float]:
+        """Run one; seconds of the whole, and of the model executor."""
+        whole, model = self._ask("step").split()
+        return float(whole), float(model)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+    def _ask(self, command: str) -> str:
+        print(command, file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        if line := self._process.stdout.readline():
+            return line
+        raise SystemExit(f"vLLM ended: {self._process.wait()}")
+
+
+def measure(folder: Path, batch: int, rounds: int, peers: Mapping[str, Vllm]) -> dict[str, float]:
+    """Milliseconds per step, minimum and median, and how far the logits of ours are apart."""
     makers = {"bare": bare_steps, "engine": engine_steps, "transformers": transformers_steps}
     steps = {name: make(folder, batch) for name, make in makers.items()}
+    for peer in peers.values():
+        peer.open(batch)
     times: dict[str, list[float]] = {name: [] for name in steps}
+    times |= {f"{name}{part}": [] for name in peers for part in ("", "_model")}
     logits: dict[str, Tensor] = {}
     for _ in range(rounds):
         for position in range(FIRST, LAST):
@@ -180,19 +230,35 @@ def measure(folder: Path, batch: int, rounds: int) -> dict[str, float]:
                 started = time.perf_counter()
                 logits[name] = step(position)
                 times[name].append((time.perf_counter() - started) * 1e3)
+            for name, peer in peers.items():
+                whole, model = peer.step()
+                times[name].append(whole * 1e3)
+                times[f"{name}_model"].append(model * 1e3)
     result: dict[str, float] = {"batch": batch}
     for name, taken in times.items():
         result[f"{name}_min_ms"] = round(min(taken), 3)
         result[f"{name}_median_ms"] = round(statistics.median(taken), 3)
     for kind in ("min", "median"):
-        engine = result[f"engine_{kind}_ms"]
-        result[f"engine_over_bare_{kind}"] = round(engine / result[f"bare_{kind}_ms"], 3)
-        result[f"engine_over_transformers_{kind}"] = round(engine / result[f"transformers_{kind}_ms"], 3)
+        for name in times:
+            if name != "engine":
+                ratio = result[f"engine_{kind}_ms"] / result[f"{name}_{kind}_ms"]
+                result[f"engine_over_{name}_{kind}"] = round(ratio, 3)
     for name in ("bare", "transformers"):
         gap = (logits["engine"].float() - logits[name].float()).abs().max()
         result[f"largest_logit_gap_to_{name}"] = round(float(gap), 4)
     result["largest_logit"] = round(float(logits["engine"].float().abs().max()), 4)
     return result
+
+
+def show(rows: Sequence[Mapping[str, float]]) -> None:
+    """Print a table."""
+    print(f"decode step, 29 M Qwen3 shape, bfloat16, 1 thread, context {FIRST} to {LAST}; ms: min (median)")
+    names = [key.removesuffix("_min_ms") for key in rows[0] if key.endswith("_min_ms")]
+    print("batch " + " ".join(f"{name:>18}" for name in names) + "   engine over each, median")
+    for row in rows:
+        cells = [f"{row[f'{name}_min_ms']:.2f} ({row[f'{name}_median_ms']:.2f})" for name in names]
+        ratios = [f"{name} {row[f'engine_over_{name}_median']:.2f}" for name in names if name != "engine"]
+        print(f"{row['batch']:>5} " + " ".join(f"{cell:>18}" for cell in cells) + "   " + ", ".join(ratios))
 
 
 def main() -> None:
@@ -201,20 +267,26 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=12, help=f"rounds of {LAST - FIRST} steps per batch size"
     )
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--vllm-python", type=Path, help="of an environment with vLLM's CPU build")
+    options = parser.parse_args()
+    environment = worker_environment(threads=1)
+    if environment != dict(os.environ):
+        # The engine is measured in the environment that workers have.
+        os.execve(sys.executable, [sys.executable, "-m", "bench.step", *sys.argv[1:]], environment)
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder), MID)
-        rows = [measure(model, batch, rounds) for batch in BATCHES]
-    print(f"decode step, 29 M Qwen3 shape, bfloat16, 1 thread, context {FIRST} to {LAST}; ms: min (median)")
-    columns = ("bare", "engine", "transformers", "engine/bare", "engine/transf.")
-    print("batch " + " ".join(f"{name:>16}" for name in columns))
-    for row in rows:
-        cells = [f"{row[f'{name}_min_ms']:.2f} ({row[f'{name}_median_ms']:.2f})" for name in columns[:3]] + [
-            f"{row[f'engine_over_{name}_min']:.2f} ({row[f'engine_over_{name}_median']:.2f})"
-            for name in ("bare", "transformers")
-        ]
-        print(f"{row['batch']:>5} " + " ".join(f"{cell:>16}" for cell in cells))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = write_model(Path(temporary), MID)
+        peers = {}
+        if python := options.vllm_python:
+            peers = {
+                "vllm_eager": Vllm(python, folder, "eager", pages=False),
+                "vllm_eager_pages": Vllm(python, folder, "eager", pages=True),
+                "vllm_compiled": Vllm(python, folder, "compiled", pages=False),
+            }
+        rows = [measure(folder, batch, options.rounds, peers) for batch in BATCHES]
+        for peer in peers.values():
+            peer.close()
+    show(rows)
     RESULTS.parent.mkdir(exist_ok=True)
     figures = {
         "torch": torch.__version__,

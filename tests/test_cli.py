@@ -56,6 +56,26 @@ def assert_gone(workers: list[psutil.Process], within_s: float) -> None:
     assert not [worker for worker in alive if worker.status() != psutil.STATUS_ZOMBIE]
 
 
+STUCK = """\
+from tokenflow import Recipe
+
+recipe = Recipe("stuck", entry="slm")
+slm = recipe.model("slm", "{demo}/small", dtype="float32")
+recipe.model("llm", "{demo}/large", dtype="float32")
+
+
+@slm.route
+def away(result):
+    return [2] * len(result.next_token_ids)
+
+
+@slm.send
+def never(req):
+    import time
+    {body}
+"""
+
+
 def test_text_alone_goes_to_stdout() -> None:
     done = run("run", RECIPE, "93*7=?", "--chat")
     assert done.returncode == 0
@@ -311,3 +331,28 @@ def test_keys_of_an_earlier_run_do_not_pass_for_this_one(tmp_path: Path) -> None
     good, bad = map(json.loads, done.stdout.splitlines())
     assert "error" not in good
     assert "text" not in bad and bad["error"]["type"] == "InvalidRequest"
+
+
+@pytest.mark.parametrize(
+    ("number", "body", "code"),
+    [
+        (signal.SIGINT, "while True: pass", 130),
+        (signal.SIGTERM, "time.sleep(600)", 143),
+    ],
+)
+def test_a_signal_ends_a_run_whose_send_never_returns(
+    tmp_path: Path, number: signal.Signals, body: str, code: int
+) -> None:
+    """Once the log has said which function it is."""
+    recipe = tmp_path / "stuck.py"
+    recipe.write_text(STUCK.format(demo=Path("recipes/demo").resolve(), body=body))
+    with started("run", str(recipe), "93*7=?") as process:
+        assert process.stderr is not None
+        workers = workers_of(process)
+        for line in process.stderr:
+            if "holds up the event loop" in line:
+                break
+        assert line.startswith(f"recipe 'stuck': send of model 'slm' (never, {recipe}:13)")
+        process.send_signal(number)
+        assert process.wait(timeout=8) == code
+        assert_gone(workers, within_s=3)

@@ -50,6 +50,7 @@ def test_check_prints_problems_as_json(wrong: str, capsys: pytest.CaptureFixture
             "column": 38,
             "path": "models.llm.kv_cache",
             "message": "must be at least 1, got 0",
+            "severity": "error",
         },
         {
             "file": "wrong.yaml",
@@ -57,6 +58,7 @@ def test_check_prints_problems_as_json(wrong: str, capsys: pytest.CaptureFixture
             "column": 33,
             "path": "routes.slm[0].to",
             "message": 'unknown model "lm" (did you mean "llm"?)',
+            "severity": "error",
         },
         {
             "file": "--set params.tau=x",
@@ -64,6 +66,7 @@ def test_check_prints_problems_as_json(wrong: str, capsys: pytest.CaptureFixture
             "column": 0,
             "path": "params.tau",
             "message": 'expected a number, got "x"',
+            "severity": "error",
         },
     ]
     assert printed.err == ""

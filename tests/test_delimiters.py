@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tests.text.conftest import byte_fallback, metaspace, save
 from tokenflow.delimiters import resolve_texts
 from tokenflow.dsl.expr import parse_condition, parse_expression
-from tokenflow.dsl.ir import BatchingIR, ModelIR, PythonIR, RecipeIR, RuleIR
+from tokenflow.dsl.ir import BatchingIR, ModelIR, Notes, PythonIR, RecipeIR, RuleIR
 from tokenflow.errors import RecipeError
 from tokenflow.members import load_members
 from tokenflow.text.tokenizer import Tokenizer
@@ -28,7 +28,8 @@ MERGES = ["\n \n", "\n\n \n", ". \n\n", ". \n", "a b", "ab c", "< /", "</ x", "<
 def recipe_of(*conditions: str) -> RecipeIR:
     rules = tuple(RuleIR(parse_condition(text), "llm", "keep", text) for text in conditions)
     members = tuple(ModelIR(n, c, ModelConfig(path=str(DEMO / d))) for c, (n, d) in enumerate(PAIR, start=1))
-    return RecipeIR("x", "slm", members, {"slm": rules, "llm": ()}, BatchingIR("fixed", {}), source="x.yaml")
+    notes = Notes({(): ("x.yaml", 1, 1), ("routes", "slm", 0): ("x.yaml", 7, 5)})
+    return RecipeIR("x", "slm", members, {"slm": rules, "llm": ()}, BatchingIR("fixed", {}), notes=notes)
 
 
 PAIR = (("slm", "small"), ("llm", "large"))
@@ -141,7 +142,7 @@ def test_expressions_that_a_route_reads_have_texts_too(demo: Tokenizer) -> None:
     with pytest.raises(RecipeError) as caught:
         resolve_texts(declared('at("é")'), demo)
     assert str(caught.value.problems[0]) == (
-        'x.yaml: error: models.llm.signals.ended: no token ids spell "é": the output can never reach it'
+        'x.yaml:1:1: error: models.llm.signals.ended: no token ids spell "é": the output can never reach it'
     )
 
 
@@ -163,8 +164,8 @@ def test_texts_that_no_ids_spell_are_refused_together(demo: Tokenizer) -> None:
     with pytest.raises(RecipeError) as caught:
         resolve_texts(recipe, demo)
     assert [str(problem) for problem in caught.value.problems] == [
-        'x.yaml: error: routes.slm[0]: no token ids spell "é": the output can never reach it',
-        'x.yaml: error: routes.slm[2]: no token ids spell "x猫": the output can never reach it',
+        'x.yaml:7:5: error: routes.slm[0]: no token ids spell "é": the output can never reach it',
+        'x.yaml:1:1: error: routes.slm[2]: no token ids spell "x猫": the output can never reach it',
     ]
 
 

@@ -40,8 +40,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chart": LEAVES,
     "calibrate": LEAVES | {"planner", "dsl", "prompts", "router", "rows", "eventloop"},
     "plan": LEAVES | {"planner", "dsl", "chart", "calibrate"},
+    "check": LEAVES | {"dsl", "text", "hub", "delimiters"},
     "run": LEAVES | {"dsl", "prompts", "router", "console", "rows", "eventloop"},
-    "cli": LEAVES | {"dsl", "router", "server", "console", "run", "plan"},
+    "cli": LEAVES | {"dsl", "router", "server", "console", "check", "run", "plan"},
     "tokenflow": LEAVES | {"dsl", "router"},
 }
 WORKER_SIDE = {"routing", "engines", "worker"}

@@ -197,6 +197,10 @@ def test_settings_name_only_ids_of_the_tokenizer(given: dict[str, Any], message:
         ({"tau": "x"}, "parameter 'tau' must be a finite number, got 'x'"),
         ({"tau": True}, "parameter 'tau' must be a finite number, got True"),
         ({"tau": float("nan")}, "parameter 'tau' must be a finite number, got nan"),
+        (
+            {"tau": -1e308},
+            "parameter 'tau' must be from -3.4e+38 to 3.4e+38, as float32 can hold, got -1e+308",
+        ),
         ({"tau": 10**400}, f"parameter 'tau' must be a finite number, got {'1' + '0' * 39}"),
     ],
 )

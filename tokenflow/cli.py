@@ -112,12 +112,13 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check",
         help="check a recipe and describe it",
-        description="Check a recipe without loading its models. Every problem is listed with file and line.",
+        description="Check a recipe without loading its models: what it says, and tokenizers that are here. "
+        "Every problem is listed with file and line, and so is what is hardly meant (a warning).",
     )
     _add_recipe(check)
     output = check.add_mutually_exclusive_group()
     output.add_argument("--ir", action="store_true", help="print the compiled recipe as JSON")
-    output.add_argument("--json", action="store_true", help="print the problems as a JSON list")
+    output.add_argument("--json", action="store_true", help="print problems and warnings as a JSON list")
     check.set_defaults(command=_check)
 
     plan = commands.add_parser(
@@ -270,18 +271,23 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from tokenflow.check import checked
     from tokenflow.dsl.describe import describe
     from tokenflow.dsl.ir import to_json
-    from tokenflow.dsl.load import load_recipe
 
     try:
-        recipe = load_recipe(args.recipe, args.overrides)
+        recipe = checked(args.recipe, args.overrides)
     except RecipeError as error:
         if not args.json:
             raise
         print(json.dumps([asdict(problem) for problem in error.problems], indent=2))
         return EXIT_USAGE
-    print("[]" if args.json else to_json(recipe) if args.ir else describe(recipe))
+    if args.json:
+        print(json.dumps([asdict(warning) for warning in recipe.notes.warnings], indent=2))
+        return EXIT_OK
+    print(to_json(recipe) if args.ir else describe(recipe))
+    for warning in recipe.notes.warnings:
+        print(warning, file=sys.stderr)
     return EXIT_OK
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from tokenflow.dsl.ir import Expr, RecipeIR
 from tokenflow.dsl.tree import rewrite, walk
-from tokenflow.dsl.wording import Path, key_path, show
-from tokenflow.errors import Problem, RecipeError
+from tokenflow.dsl.wording import Path, show
+from tokenflow.errors import RecipeError
 from tokenflow.text.tokenizer import Tokenizer
 
 Sequences = tuple[tuple[int, ...], ...]
@@ -53,7 +53,7 @@ def resolve_texts(recipe: RecipeIR, tokenizer: Tokenizer) -> RecipeIR:
         lost = (node[1] for node in walk(tree) if node in found and not found[node])
         for text in dict.fromkeys(lost):
             message = f"no token ids spell {show(text)}: the output can never reach it"
-            problems.append(Problem(recipe.source or "<recipe>", 0, 0, key_path(path), message))
+            problems.append(recipe.notes.problem(path, message))
     if problems:
         raise RecipeError(problems)
     resolved: dict[Expr, Expr] = {node: (node[0], sequences) for node, sequences in found.items()}

@@ -32,15 +32,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 
 class TokenflowError(Exception):
     """Base class of every error that tokenflow raises on purpose."""
 
 
+Severity = Literal["error", "warning"]
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a recipe.
+    """One thing wrong with a recipe, or hardly meant as it is (a ``warning``).
 
     ``file``, ``line`` and ``column`` (both from 1; 0 where unknown) say where; ``path`` is the key path
     inside the recipe (``routes.slm[0].when``, may be empty); ``message`` says what, and what to do.
@@ -51,11 +55,16 @@ class Problem:
     column: int
     path: str
     message: str
+    severity: Severity = "error"
+
+    @property
+    def where(self) -> str:
+        """File, line and column, as editors read them."""
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         what = f"{self.path}: {self.message}" if self.path else self.message
-        return f"{where}: error: {what}"
+        return f"{self.where}: {self.severity}: {what}"
 
 
 class RecipeError(TokenflowError):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from tokenflow import hub
 from tokenflow.delimiters import resolve_texts
 from tokenflow.dsl.ir import ModelIR, RecipeIR
-from tokenflow.errors import InvalidRequest
+from tokenflow.dsl.wording import Path
+from tokenflow.errors import InvalidRequest, ModelLoadError
 from tokenflow.text.bytes import byte_tokenizer
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.vocabulary import require_same_vocabulary
@@ -82,11 +84,14 @@ def load_members(recipe: RecipeIR) -> Members:
     names = [name for name in recipe.reachable() if name not in recipe.simulated]
     configs = {name: recipe.model(name).config for name in names}
     endpoints = {name: config.endpoint for name, config in configs.items() if config.endpoint is not None}
-    paths = {
-        name: hub.resolve(config.path, weights=name not in endpoints) for name, config in configs.items()
-    }
-    tokenizers = {name: Tokenizer.load(path) for name, path in paths.items()} or {"": byte_tokenizer()}
-    vocab_limit = require_same_vocabulary(tokenizers)
+    paths, tokenizers = {}, {}
+    for name, config in configs.items():
+        with _asked_for(recipe, "models", name, "path"):
+            paths[name] = hub.resolve(config.path, weights=name not in endpoints)
+            tokenizers[name] = Tokenizer.load(paths[name])
+    tokenizers = tokenizers or {"": byte_tokenizer()}
+    with _asked_for(recipe, "models"):
+        vocab_limit = require_same_vocabulary(tokenizers)
     # The vocabulary is one; a simulated entry has no tokenizer of its own, and any member's will do.
     tokenizer = tokenizers.get(recipe.entry) or next(iter(tokenizers.values()))
     if not recipe.chat_template:
@@ -98,11 +103,11 @@ def load_members(recipe: RecipeIR) -> Members:
         else model
         for model in recipe.models
     )
-    heads = {
-        name: replace(head, path=str(hub.resolve_head(head.path))) if head.path else head
-        for name, head in recipe.heads.items()
-        if head.model in paths
-    }
+    heads = {name: head for name, head in recipe.heads.items() if head.model in paths}
+    for name, head in heads.items():
+        if head.path:
+            with _asked_for(recipe, "heads", name, "path"):
+                heads[name] = replace(head, path=str(hub.resolve_head(head.path)))
     return Members(
         recipe=resolve_texts(replace(recipe, models=models, heads=heads), tokenizer),
         tokenizer=tokenizer,
@@ -112,6 +117,16 @@ def load_members(recipe: RecipeIR) -> Members:
         fingerprints={name: tokenizers[name].fingerprint for name in names},
         endpoints=endpoints,
     )
+
+
+@contextmanager
+def _asked_for(recipe: RecipeIR, *path: str) -> Iterator[None]:
+    """Errors in here say where in the recipe it is that cannot be had."""
+    where: Path = path
+    try:
+        yield
+    except ModelLoadError as error:
+        raise recipe.notes.locate(where, error) from error
 
 
 def _compare_templates(owner: str, tokenizers: Mapping[str, Tokenizer]) -> None:

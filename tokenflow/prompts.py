@@ -13,7 +13,7 @@ import msgspec
 
 from tokenflow.errors import InvalidRequest
 from tokenflow.text.tokenizer import Tokenizer, check_length
-from tokenflow.types import MAX_TOP_LOGPROBS, EndpointConfig, SamplingParams
+from tokenflow.types import MAX_PARAM, MAX_TOP_LOGPROBS, EndpointConfig, SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text as is, token ids, or chat messages (rendered with the entry model's chat template)."""
@@ -101,6 +101,12 @@ def param_values(known: Mapping[str, float], given: Mapping[str, float] | None) 
         if not isinstance(value, int | float) or isinstance(value, bool) or not _finite(value):
             raise InvalidRequest(
                 f"parameter {name!r} must be a finite number, got {value!r:.40}", f"params.{name}"
+            )
+        if abs(value) > MAX_PARAM:
+            raise InvalidRequest(
+                f"parameter {name!r} must be from {-MAX_PARAM:g} to {MAX_PARAM:g}, as float32 can hold, got "
+                f"{value!r:.40}",
+                f"params.{name}",
             )
     return tuple(float(given.get(name, default)) for name, default in known.items())
 

@@ -12,6 +12,8 @@ from tokenflow.errors import InvalidRequest
 FinishReason = Literal["stop", "length"]
 
 MAX_TOP_LOGPROBS = 20
+MAX_PARAM = 3.4e38
+"""What a recipe's numbers may be at most: workers compute with them in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,14 +176,14 @@ async def test_drafts_survive_preemption_chunks_and_company(tmp_path: Path) -> N
 
 @st.composite
 def drafting(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A recipe in which one or two models draft, never more than may be tentative, and its options."""
+    """A recipe in which one or two models draft, as much as may be tentative or more, and its options."""
     names, small = ("slm", "mid", "llm"), draw(st.booleans())
     drafts = [draw(st.integers(1, 4))] if small else [draw(st.integers(1, 3)), draw(st.integers(1, 3))]
     names = ("slm", "llm") if small else names
     sometimes = st.sampled_from(["entropy > 0.45", "token % 3 == 0", "draw < 0.3"])
     sends = st.sampled_from(["keep", "drop_last"])
     recipe = {
-        "rollback": sum(drafts) + draw(st.integers(0, 2)),
+        "rollback": draw(st.integers(1, sum(drafts) + 2)),
         "models": {name: {"max_batch_tokens": draw(st.integers(1, 9))} for name in names},
         "routes": {
             **{
@@ -233,6 +233,67 @@ async def test_any_way_of_drafting_gives_the_text_of_the_model_that_checks(
                 tasks.start_soon(stream, router, seed)
     assert shown == {seed: greedy(prompts[seed], 9, 24) for seed in shown}
     assert len(shown) == len(prompts) or recipe["routes"]["llm"][0]["send"] == "drop_last"
+
+
+def drafting_much(rollback: int, rules: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """A recipe whose small model drafts by these rules."""
+    return {
+        "rollback": rollback,
+        "models": {"slm": {}, "llm": {"verify": True}},
+        "routes": {"slm": rules, "llm": [{"after": 1, "to": "slm", "send": "keep"}]},
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rollback", "rules"),
+    [
+        (2, [{"after": 4, "to": "llm", "send": "keep"}]),
+        (1, [{"after": 4, "to": "llm", "send": "keep"}]),
+        (3, [{"when": "entropy > 0.9", "to": "llm", "send": "keep"}]),
+        (3, [{"when": "entropy > 0.45", "to": "llm", "send": "drop_last"}]),
+        (3, []),
+    ],
+)
+async def test_what_may_be_tentative_is_checked_before_more_is_written(
+    tmp_path: Path, rollback: int, rules: list[dict[str, Any]]
+) -> None:
+    """Whatever the rules say of it, or nothing."""
+    recipe = toy_recipe(tmp_path, drafting_much(rollback, rules), slm={"salt": 1}, llm={"salt": 2})
+    async with Router(recipe) as router:
+        events = await streamed(router, PROMPT, max_tokens=30, ignore_eos=True)
+    completion = events[-1].completion
+    assert completion is not None
+    assert completion.token_ids == greedy(PROMPT, 2, 30)
+    assert max(len(event.tokens) for event in events) <= rollback + 1
+
+
+async def test_a_step_is_checked_at_its_end_whether_a_rule_says_so_or_not(alone: Recorded) -> None:
+    recipe = {
+        **drafting_much(60, [{"when": "entropy > 0.99", "to": "llm", "send": "keep"}], rollback_to=" "),
+        "name": "steps",
+        "entry": "slm",
+        "models": {
+            "slm": {"path": str(DEMO / "small"), "dtype": "float32"},
+            "llm": {"path": str(DEMO / "large"), "dtype": "float32", "verify": True},
+        },
+    }
+    async with Router(recipe) as router:
+        for index in (0, 1, 5, 6):
+            whole = await router.generate(alone.prompts[index], max_tokens=300)
+            assert tuple(whole.token_ids) == alone.traces[r_stitch(-1.0), index].tokens[:300]
+
+
+async def test_what_one_model_has_drafted_is_checked_before_the_next_one_drafts_more(tmp_path: Path) -> None:
+    """The rule that leads to the third model gives way, and so do the rules of a route in Python."""
+    recipe = drafting_much(2, [{"after": 2, "to": "mid", "send": "keep"}])
+    recipe["models"] = {"slm": {}, "mid": {}, "llm": {"verify": True}}
+    recipe["routes"]["slm"].append({"when": "position % 3 == 0", "to": "mid", "send": "keep"})
+    recipe["routes"]["mid"] = [{"after": 9, "to": "slm", "send": "keep"}]
+    options = {"slm": {"salt": 1}, "mid": {"salt": 3}, "llm": {"salt": 2}}
+    async with Router(toy_recipe(tmp_path, recipe, **options)) as router:
+        completion = await router.generate(PROMPT, max_tokens=30, ignore_eos=True)
+    assert completion.token_ids == greedy(PROMPT, 2, 30)
 
 
 async def test_same_weights_check_every_draft_through(tmp_path: Path) -> None:

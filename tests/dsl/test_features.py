@@ -187,7 +187,13 @@ GATE = "{kind: r2r, path: owner/repo/sub/router.pt, threshold: 0.4}"
 HEADS = [
     (GATE, "3", ["6:9: error: heads.gate: expected a mapping with the keys kind, path, threshold, ..., got 3"]),
     (GATE, "{path: o/r}", ['6:3: error: heads.gate: missing key "kind" (r2r, citer, co_llm)']),
-    (GATE, "{kind: citer}", ['6:3: error: heads.gate: missing key "path" (a checkpoint file or directory)']),
+    (GATE, "{kind: citer}", [
+        '6:3: error: heads.gate: missing key "path" (a checkpoint file or directory)',
+        '6:3: error: heads.gate: a CITER file stores no threshold, and a rule asks for threshold("gate"): give it here',
+    ]),
+    ("kind: r2r, path: owner/repo/sub/router.pt, threshold: 0.4", "kind: citer, path: o/r/x.pth", [
+        '6:3: error: heads.gate: a CITER file stores no threshold, and a rule asks for threshold("gate"): give it here',
+    ]),
     ("kind: r2r", "kind: r3r", ['6:16: error: heads.gate.kind: expected one of r2r, citer, co_llm, got "r3r" (did you mean "r2r"?)']),
     ("path: owner/repo/sub/router.pt", 'path: ""', ["6:27: error: heads.gate.path: must not be empty"]),
     ("path: owner/repo/sub/router.pt", "path:", ["6:26: error: heads.gate.path: expected text, got nothing"]),
@@ -241,7 +247,7 @@ DRAWS = [
     ("slm: 0.5", "slm:", ["4:12: error: draw.slm: expected a number or an expression, got nothing"]),
     ("slm: 0.5", "slm: [1]", ["4:13: error: draw.slm: expected a number or an expression, got a list"]),
     ("slm: 0.5", "slm: w - 1", ['4:13: error: draw.slm: must be at least 0, but "w - 1" is -0.8']),
-    ("slm: 0.5", "slm: 1 / (w - w)", ['4:13: error: draw.slm: must be a number, but "1 / (w - w)" is nan']),
+    ("slm: 0.5", "slm: 1 / (w - w)", ['4:13: error: draw.slm: must be at most 1e+30, but "1 / (w - w)" is inf']),
     ("slm: 0.5", "slm: w / 1e-30 / 1e-30", ['4:13: error: draw.slm: must be at most 1e+30, but "w / 1e-30 / 1e-30" is 2e+59']),
     ("slm: 0.5", "slm: w > 0", ["4:13: error: draw.slm: expected a number, got a condition"]),
     ("slm: 0.5", "slm: 1 - v", ['4:17: error: draw.slm: unknown name "v" (params: w)']),
@@ -289,6 +295,12 @@ ROLLBACKS = [
     ("rollback: 8", "rollback:", ["6:10: error: rollback: expected a whole number, got nothing"]),
     ("rollback: 8\n", "", ['5:36: error: models.llm.verify: nothing to verify without "rollback: n", the number of tokens that may be tentative']),
     ("verify: true", "verify: false", ['6:1: error: rollback: no model has "verify: true": tentative tokens need one that checks them']),
+    ("slm: owner/small", "slm: {path: owner/small, verify: true}", [
+        "4:36: error: models.slm.verify: what a model that checks writes itself is final at once, and the entry writes first: let it be checked by another model",
+    ]),
+    ("slm: owner/small", "slm: owner/small\n  mid: {path: owner/mid, verify: true}", [
+        "6:36: error: models.llm.verify: mid checks already, and what llm writes would be final unchecked: remove this",
+    ]),
     ("verify: true", "verify: yes", [
         '5:36: error: models.llm.verify: expected true or false, got "yes" (did you mean true?)',
         '6:1: error: rollback: no model has "verify: true": tentative tokens need one that checks them',

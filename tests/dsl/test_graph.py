@@ -75,6 +75,11 @@ def test_a_picture_of_an_ensemble_begins_at_every_model_and_numbers_the_rules() 
 def test_a_picture_tells_of_heads_checks_and_python() -> None:
     assert "│ head gate: r2r for slm, owner/repo/sub/router.pt, threshold 0.4 │" in picture(load(GATED))
     assert "│ checks up to 8 tentative tokens        │" in picture(load(CHECKED))
+    assert (
+        "  ├─ run_length >= 4 ─────▶ llm\n  ├─ 8 tentative tokens ──▶ llm\n  └─ otherwise stays"
+        in picture(load(CHECKED))
+    )
+    assert '  m1 -->|"8 tentative tokens<br/>keep"| m2' in mermaid(load(CHECKED)).splitlines()
     assert picture(scripted()).splitlines()[1:] == [
         "  │",
         "┌─▼─ 1 slm ───────────────────────────────────────┐",

@@ -58,7 +58,7 @@ def sent(file: Path, body: str, request: RequestView | None = None) -> PeerReq:
 def send_refusal(file: Path, body: str, request: RequestView | None = None) -> str:
     with pytest.raises(RouteFailed) as caught:
         sent(file, body, request)
-    head = f"send of model 'slm' (f, {file}:3) "
+    head = f"recipe 'pair': send of model 'slm' (f, {file}:3) "
     assert str(caught.value).startswith(head)
     return str(caught.value)[len(head) :]
 
@@ -74,7 +74,7 @@ def received(file: Path, body: str, final: int = 3) -> int:
 def receive_refusal(file: Path, body: str, final: int = 3) -> str:
     with pytest.raises(RouteFailed) as caught:
         received(file, body, final)
-    head = f"receive of model 'slm' (f, {file}:3) "
+    head = f"recipe 'pair': receive of model 'slm' (f, {file}:3) "
     assert str(caught.value).startswith(head)
     return str(caught.value)[len(head) :]
 
@@ -235,8 +235,8 @@ def test_a_method_is_named_with_its_class_and_line(file: Path) -> None:
     with pytest.raises(RouteFailed) as caught:
         call_send(send, view())
     assert str(caught.value) == (
-        f"send of model 'slm' (Frozen.send, {file}:20) raised AttributeError at line 21: cannot change 'last': "
-        "Frozen objects are frozen after __init__, because each serves many requests at once, in two processes"
+        f"recipe 'pair': send of model 'slm' (Frozen.send, {file}:20) raised AttributeError at line 21: cannot "
+        "change 'last': Frozen objects are frozen after __init__, because each serves many requests at once, in two processes"
     )
 
 

@@ -37,9 +37,21 @@ def test_a_weight_is_computed_from_the_params(text: str, value: float) -> None:
     assert result == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["1 / (w - w)", "w % 0", "0 / 0"])
+@pytest.mark.parametrize("text", ["(w - w) / 0", "w % 0", "0 / 0", "w / 0 % 1"])
 def test_arithmetic_that_fails_gives_no_number(text: str) -> None:
     assert math.isnan(evaluate(parse_weight(text, ["w"]), {"w": 0.2}))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1 / (w - w)", math.inf),
+        ("-w / 0", -math.inf),
+        ("3e38 * 3e38 * 3e38 * 3e38 * 3e38 * 3e38 * 3e38 * 3e38 * 3e38", math.inf),
+    ],
+)
+def test_a_weight_divided_by_nothing_is_infinite_as_in_rules(text: str, value: float) -> None:
+    assert evaluate(parse_weight(text, ["w"]), {"w": 0.2}) == value
 
 
 @pytest.mark.parametrize(

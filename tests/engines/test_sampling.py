@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenflow.engines.sampling import Draw, Sampled, Sampler, unusable_rows
+from tokenflow.engines.sampling import Draw, Sampled, Sampler, peaks, unusable_rows
 from tokenflow.random import uniform
 from tokenflow.types import SamplingParams
 
@@ -337,7 +337,31 @@ def test_rows_without_a_token_to_draw_are_found(rows: list[list[float]], limit: 
         for index, row in enumerate(rows)
         if any(math.isnan(v) or v == INFINITY for v in row) or not any(v > -INFINITY for v in row[:limit])
     ]
-    assert unusable_rows(torch.tensor(rows), limit) == expected
+    logits = torch.tensor(rows)
+    assert unusable_rows(logits, limit, peaks(logits, limit).logits) == expected
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 1.5, 7.25, -INFINITY]), min_size=6, max_size=6), max_size=5),
+    st.integers(1, 6),
+)
+def test_peaks_are_the_largest_logits_and_the_lowest_ids_that_have_them(
+    rows: list[list[float]], limit: int
+) -> None:
+    found = peaks(torch.tensor(rows).view(-1, 6), limit)
+    assert found.logits == [max(row[:limit]) for row in rows]
+    assert found.ids == [row.index(max(row[:limit])) for row in rows]
+
+
+@pytest.mark.parametrize("excluded", [(), (3,)])
+def test_a_known_peak_is_drawn_as_if_it_had_been_looked_for(excluded: tuple[int, ...]) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 9.0, 99.0], [5.0, 1.0, 5.0, 4.0, 99.0]])
+    sampler = Sampler(1, 4, (), excluded)
+    warm = [Draw(SamplingParams(temperature=t), 7, [0], 1) for t in (0.0, 1.5)]
+    best = peaks(logits, 4).ids
+    for draws in (warm, warm[::-1], warm[:1] * 2):
+        assert sampler(logits, draws, best) == sampler(logits, draws)
+    assert best == [3, 0]
 
 
 def test_numpy_agrees_that_the_inverse_of_the_cumulative_sum_is_drawn() -> None:

@@ -1,6 +1,7 @@
 """Recipes whose Python hands over in ways that the demo's do not, right and wrong ones."""
 
 import math
+import time
 
 import torch
 
@@ -131,3 +132,34 @@ def without_last(req):
 @llm.route
 def certain_of_late(result):
     return torch.where(result.signal("late") < 0.6, SLM, 0)
+
+
+failing = Recipe("failing", entry="slm", params={"fault": 0})
+slm = failing.model("slm", SMALL, step_timeout=1.5)
+llm = failing.model("llm", SMALL)
+
+
+@slm.route
+def away_at_three(result):
+    return torch.where(result.position == FROM, LLM, 0)
+
+
+@slm.send
+def fault_of_send(req):
+    if req.params["fault"] == 7:
+        time.sleep(600)
+    while req.params["fault"] == 8:
+        pass
+    fail(req, 1)
+    return req.keep()
+
+
+@llm.receive
+def fault_of_receive(peer_req, req):
+    fail(req, 4)
+
+
+def fail(req, first):
+    kinds = {0: KeyboardInterrupt, 1: SystemExit, 2: GeneratorExit}
+    if (kind := kinds.get(req.params["fault"] - first)) is not None:
+        raise kind("by the recipe")

@@ -54,10 +54,9 @@ def holds(tree: Any, step: Step) -> bool:
         case "follows":
             return not step.output or ends(step.output, arguments[0])
     left, right = (value(argument, step) for argument in arguments)
-    if not (left.constant and right.constant):
-        if "whole" in (left.kind, right.kind):
-            left, right = whole_constant(left), whole_constant(right)
-        left, right = meet(left, right)
+    if "whole" in (left.kind, right.kind):
+        left, right = whole_constant(left), whole_constant(right)
+    left, right = meet(left, right)
     compare: Callable[[float, float], bool] = COMPARISONS[node]
     return compare(left.number, right.number)
 
@@ -118,8 +117,8 @@ def arithmetic(node: str, left: Value, right: Value) -> Value:
         whole = whole and bound < 2**63
     if not whole:
         left, right = meet(left, right, anyway=True)
-    number = ARITHMETIC[node](left.number, right.number, constant)
-    return Value(number if constant or left.kind != "real" else float32(number), left.kind, constant, bound)
+    number = ARITHMETIC[node](left.number, right.number)
+    return Value(float32(number) if left.kind == "real" else number, left.kind, constant, bound)
 
 
 def extreme(better: Callable[[float, float], bool], left: Value, right: Value) -> Value:
@@ -135,14 +134,13 @@ def meet(left: Value, right: Value, anyway: bool = False) -> tuple[Value, Value]
     if left.kind == right.kind == "whole" and not anyway:
         return left, right
     kind: Any = "double" if "double" in (left.kind, right.kind) else "real"
-    keep = left.constant and right.constant
-    return held(left, kind, keep), held(right, kind, keep)
+    return held(left, kind), held(right, kind)
 
 
-def held(of: Value, kind: Literal["real", "double"], keep: bool) -> Value:
-    """A number as real or double; between constants alone, none is rounded."""
+def held(of: Value, kind: Literal["real", "double"]) -> Value:
+    """A number as real or double."""
     number = float(of.number)
-    return of._replace(number=number if keep or kind == "double" else float32(number), kind=kind)
+    return of._replace(number=number if kind == "double" else float32(number), kind=kind)
 
 
 def whole_constant(of: Value) -> Value:
@@ -150,27 +148,25 @@ def whole_constant(of: Value) -> Value:
     return of._replace(number=int(of.number), kind="whole") if fits else of
 
 
-def divide(a: float, b: float, constant: bool) -> float:
+def divide(a: float, b: float) -> float:
     if b != 0:
         return a / b
     return math.nan if a == 0 or math.isnan(a) else math.copysign(1, a) * math.copysign(math.inf, b)
 
 
-def remainder(a: float, b: float, constant: bool) -> float:
+def remainder(a: float, b: float) -> float:
     if isinstance(a, int) and isinstance(b, int):
         return a % b
     if b == 0 or math.isinf(a) or math.isnan(a) or math.isnan(b):
         return math.nan
-    if constant:
-        return a % b
     rest = math.fmod(a, b)
     return rest + b if rest != 0 and (rest < 0) != (b < 0) else rest
 
 
-ARITHMETIC: Mapping[str, Callable[[float, float, bool], float]] = {
-    "+": lambda a, b, constant: a + b,
-    "-": lambda a, b, constant: a - b,
-    "*": lambda a, b, constant: a * b,
+ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
     "/": divide,
     "%": remainder,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -248,7 +249,38 @@ def test_min_and_max_keep_the_earlier_of_equal_arguments_as_python_does() -> Non
 def test_constants_are_rounded_to_float32_once_they_meet_a_signal() -> None:
     assert true("entropy == 0.1", entropy=0.1)
     assert true("entropy == 0.1 + 0.2", entropy=0.3)
-    assert not true("0.1 + 0.2 == 0.3")
+    assert true("draw < 0.1 and not draw < -0.1", draw=math.nextafter(0.1, 0))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0.1 + 0.2 == 0.3",
+        "3e38 * 10 / 3e38 > 1e38",
+        "3e38 * 10 - 3e38 * 10 == 0",
+        "1e-30 * 1e-30 == 0",
+        "16777216.0 + 1.5 == 16777218",
+        "min(0.1, 0.5) == 0.1",
+        "5.5 % 0.1 < 0.1",
+        "1 / 0 > 3e38",
+        "7 / 3 * 3 == 7",
+        "9223372036854775807 + 1 > 9e18",
+    ],
+)
+def test_constants_give_what_the_same_numbers_give_in_a_step(text: str) -> None:
+    """Each number in turn is a parameter."""
+    alone = true(text)
+    for match in re.finditer(r"[0-9.]+(e-?[0-9]+)?", text):
+        if "." in match[0] or "e" in match[0]:
+            written = f"{text[: match.start()]}alpha{text[match.end() :]}"
+            assert true(written, alpha=float32(float(match[0]))) == alone, written
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_window_over_what_no_float32_holds_is_infinite_without_a_warning() -> None:
+    for of in ("window(draw * 3e38 * 3e38, 2)", "momentum(draw * 3e38 * 3e38, 0.5)"):
+        assert true(f"{of} > 3e38", draw=0.5)
 
 
 def test_results_do_not_depend_on_the_default_dtype_of_torch() -> None:

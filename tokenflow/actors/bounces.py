@@ -1,10 +1,15 @@
-"""Requests that would go to and fro for ever, and what is said of them."""
+"""Requests that the recipe leads nowhere: hand-offs that fail, or that would go to and fro for ever."""
 
 from __future__ import annotations
 
 from tokenflow.actors.sequence import Sequence
 from tokenflow.dsl.ir import RecipeIR
 from tokenflow.errors import RouteFailed
+
+
+def handoff_failed(sequence: Sequence, steps: int, error: RouteFailed) -> RouteFailed:
+    """A recipe's own ``send`` or ``receive`` failed, after so many steps of its model."""
+    return RouteFailed(f"{error} (at output position {sequence.output_tokens}, step {steps} of the model)")
 
 
 def livelock(recipe: RecipeIR, sequence: Sequence, sender: int, to: int) -> RouteFailed:

@@ -40,7 +40,14 @@ class Handshake:
             vocab_limit=self.vocab_limit,
             eos_token_ids=self.eos_token_ids,
             heads=tuple(
-                HeadSpec(head.name, head.kind, head.path, head.threshold, head.dtype)
+                HeadSpec(
+                    head.name,
+                    head.kind,
+                    head.path,
+                    head.threshold,
+                    head.dtype,
+                    recipe.notes.problem(("heads", head.name), "").where,
+                )
                 for head in recipe.heads.values()
                 if head.model == model.name
             ),

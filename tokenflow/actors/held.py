@@ -16,7 +16,7 @@ class Held:
     """Books of one worker: how many leading tokens of each request it has been given.
 
     Requests go by their ids, which are the worker's handles.  A request that is dropped is still there until
-    the worker has answered the step that says so.
+    the worker has answered the step that says so.  ``steps`` counts the steps.
     """
 
     def __init__(self, model: ModelIR) -> None:
@@ -27,7 +27,7 @@ class Held:
         self._leaving: frozenset[int] = frozenset()
         self._left = asyncio.Event()
         self._truncates: dict[int, int] = {}
-        self._steps = 0
+        self.steps = 0
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence.id in self._given
@@ -111,12 +111,12 @@ class Held:
         drops, self._drops = self._drops, []
         self._leaving = frozenset(drops)
         truncates, self._truncates = list(self._truncates.items()), {}
-        self._steps += 1
-        return Step(self._steps, drops, opens, truncates, rows, least)
+        self.steps += 1
+        return Step(self.steps, drops, opens, truncates, rows, least)
 
     def went_on(self, step: Step, done: StepDone) -> Step:
         """The step that the worker has begun by itself; it gave itself the tokens that it sampled."""
-        self._steps += 1
+        self.steps += 1
         following = next_step(step, done, done.ahead)
         for row in following.rows:
             if row.handle in self._given:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from tokenflow.actors.answers import check_answer
 from tokenflow.actors.batching import Batching
-from tokenflow.actors.bounces import livelock, no_progress
+from tokenflow.actors.bounces import handoff_failed, livelock, no_progress
 from tokenflow.actors.counters import Counters
 from tokenflow.actors.handoff import Handoffs
 from tokenflow.actors.held import Held
@@ -99,6 +99,7 @@ class ModelActor:
         self._run: list[tuple[Step, StepDone, float]] = []
         self._held = Held(model)
         self._running: frozenset[int] = frozenset()
+        self._verifier = recipe.model(recipe.verifier).code if recipe.verifier else 0
         may = not (recipe.rollback or recipe.budgets)
         self._leash = Leash(may, partial(batching.least, model.code))
 
@@ -120,7 +121,7 @@ class ModelActor:
         try:
             kept = self._handoffs.receive(sequence, request, sender)
         except RouteFailed as error:
-            self._system.finish(sequence, error=error)
+            self._system.finish(sequence, error=handoff_failed(sequence, self._held.steps, error))
             return
         if kept < len(sequence.tokens):
             self._take_back(sequence, kept)
@@ -317,7 +318,9 @@ class ModelActor:
         if peer == here or not self._system.allows(sequence, peer):
             if not self._commit(sequence, row):
                 return
-            if not self._system.allows(sequence, here):
+            if self._must_be_checked(sequence):
+                self._hand_all_over(sequence, self._verifier)
+            elif not self._system.allows(sequence, here):
                 self._go_home(sequence)
             elif self._system.grew(sequence) and sequence.id not in self._running:
                 self._put(sequence)
@@ -325,7 +328,7 @@ class ModelActor:
         try:
             request = self._handoffs.send(sequence, row, peer)
         except RouteFailed as error:
-            self._system.finish(sequence, error=error)
+            self._system.finish(sequence, error=handoff_failed(sequence, self._held.steps, error))
             return
         if request.loc <= len(sequence.tokens):
             sequence.dropped += 1
@@ -336,7 +339,15 @@ class ModelActor:
             sequence.gave_up.add(gives_up)
         elif not self._commit(sequence, row):
             return
-        self._hand_over(sequence, peer, request)
+        if peer != self._verifier and self._must_be_checked(sequence):
+            self._hand_all_over(sequence, self._verifier)
+        else:
+            self._hand_over(sequence, peer, request)
+
+    def _must_be_checked(self, sequence: Sequence) -> bool:
+        """Whether no token may be written any more before the model that checks has seen those there are."""
+        code = self._verifier
+        return code > 0 and sequence.window_full and self._system.allows(sequence, code)
 
     def _go_home(self, sequence: Sequence) -> None:
         try:
@@ -344,7 +355,10 @@ class ModelActor:
         except WorkerDied as error:
             self._system.finish(sequence, error=error)
             return
-        self._hand_over(sequence, home, self._handoffs.send_all(sequence, home))
+        self._hand_all_over(sequence, home)
+
+    def _hand_all_over(self, sequence: Sequence, peer: int) -> None:
+        self._hand_over(sequence, peer, self._handoffs.send_all(sequence, peer))
 
     def _hand_over(self, sequence: Sequence, peer: int, request: PeerReq) -> None:
         if (peer, sequence.output_tokens) in sequence.gave_up:

@@ -160,6 +160,16 @@ class Sequence:
         return len(self.writers) - self.final
 
     @property
+    def window_full(self) -> bool:
+        """Whether the next token would make one final that is tentative now, unless it is checked before."""
+        if not self.tentative:
+            return False
+        end = self.step_end
+        return self.tentative >= self.rollback or (
+            end is not None and end.reached(self.tokens, self.prompt_tokens, len(self.tokens))
+        )
+
+    @property
     def run_length(self) -> int:
         """Tokens committed by the holder since the request came to it."""
         return len(self.writers) - self.arrived

@@ -131,7 +131,7 @@ class ActorSystem:
             )
             for model in self._models
         ]
-        ready = await _all_ready(self._supervisors, tasks)
+        ready = await _all_ready(self.recipe, self._supervisors, tasks)
         pools = {
             model.name: Pool(facts.kv_capacity, facts.block_size, facts.max_requests)
             for model, facts in zip(self._models, ready, strict=True)
@@ -353,8 +353,8 @@ class ActorSystem:
         self.actors[home].admit(sequence)
 
 
-async def _all_ready(supervisors: list[Supervisor], tasks: TaskGroup) -> list[Ready]:
-    """Start workers side by side; the first failure ends the others' loading and is raised as it is."""
+async def _all_ready(recipe: RecipeIR, supervisors: list[Supervisor], tasks: TaskGroup) -> list[Ready]:
+    """Start workers side by side; the first failure ends the others' loading and is raised."""
     ready: dict[int, Ready] = {}
     failures: list[TokenflowError] = []
     async with anyio.create_task_group() as loading:
@@ -363,7 +363,7 @@ async def _all_ready(supervisors: list[Supervisor], tasks: TaskGroup) -> list[Re
             try:
                 ready[index] = await supervisor.start(tasks)
             except TokenflowError as error:
-                failures.append(error)
+                failures.append(recipe.notes.locate(("models", supervisor.model), error))
                 loading.cancel_scope.cancel()
 
         for index, supervisor in enumerate(supervisors):

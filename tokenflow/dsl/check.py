@@ -12,7 +12,7 @@ from typing import Any
 from tokenflow.dsl.batching import check_batching
 from tokenflow.dsl.endpoints import check_endpoints
 from tokenflow.dsl.expr import RESERVED, SIGNALS
-from tokenflow.dsl.meaning import Meaning, mapping, read_meaning, rules_of
+from tokenflow.dsl.meaning import Meaning, heads_in, mapping, read_meaning, rules_of
 from tokenflow.dsl.paths import head_path, model_path
 from tokenflow.dsl.schema import NAME, NAME_RULE
 from tokenflow.dsl.simulated import check_simulated
@@ -25,6 +25,7 @@ def check(document: Document) -> Meaning:
     _check_params(document, mapping(document.data.get("params")))
     _check_heads(document)
     meaning = read_meaning(document)
+    _check_thresholds(document, meaning)
     if "entry" not in document.data and "draw" not in document.data:
         document.report((), 'missing key "entry"', at_key=True)
     models = document.data.get("models")
@@ -83,6 +84,19 @@ def _check_heads(document: Document) -> None:
             )
 
 
+def _check_thresholds(document: Document, meaning: Meaning) -> None:
+    trees = [*meaning.conditions.values()]
+    trees += [tree for python in document.python.values() for tree in python.signals.values()]
+    heads = mapping(document.data.get("heads"))
+    for name in dict.fromkeys(name for tree in trees for name in heads_in(tree, "threshold")):
+        head = mapping(heads[name])
+        if head.get("kind") == "citer" and "threshold" not in head:
+            message = (
+                f'a CITER file stores no threshold, and a rule asks for threshold("{name}"): give it here'
+            )
+            document.report(("heads", name), message, at_key=True)
+
+
 def _check_models(document: Document, models: dict[str, Any]) -> None:
     for name, model in models.items():
         if not re.fullmatch(NAME, name):
@@ -118,6 +132,8 @@ def _check_routes(document: Document, models: dict[str, Any]) -> dict[str, set[s
             continue
         wrong = True
     destinations |= {name: set(models) for name, python in document.python.items() if python.routes}
+    verifying = set(_verifying(models)) if "rollback" in document.data else set()
+    destinations = {name: leads | verifying for name, leads in destinations.items()}
     return None if wrong else destinations
 
 
@@ -165,7 +181,7 @@ def _check_budgets(document: Document, models: dict[str, Any], entry: object) ->
 
 
 def _check_rollback(document: Document, models: dict[str, Any]) -> None:
-    verifying = [name for name, model in models.items() if mapping(model).get("verify") is True]
+    verifying = _verifying(models)
     receiving = any(python.receive or python.router for python in document.python.values())
     if "rollback" in document.data and not verifying and not receiving:
         message = 'no model has "verify: true": tentative tokens need one that checks them'
@@ -176,6 +192,23 @@ def _check_rollback(document: Document, models: dict[str, Any]) -> None:
     for name in verifying if "rollback" not in document.data else ():
         message = 'nothing to verify without "rollback: n", the number of tokens that may be tentative'
         document.report(("models", name, "verify"), message)
+    if (entry := document.data.get("entry")) in verifying:
+        message = (
+            "what a model that checks writes itself is final at once, and the entry writes first: let it be "
+            "checked by another model"
+        )
+        document.report(("models", str(entry), "verify"), message)
+    checker = next((name for name in verifying if name != entry), "")
+    for name in verifying:
+        if name not in (entry, checker):
+            message = (
+                f"{checker} checks already, and what {name} writes would be final unchecked: remove this"
+            )
+            document.report(("models", name, "verify"), message)
+
+
+def _verifying(models: dict[str, Any]) -> list[str]:
+    return [name for name, model in models.items() if mapping(model).get("verify") is True]
 
 
 def _check_roles(document: Document, models: dict[str, Any], meaning: Meaning) -> None:

@@ -33,6 +33,8 @@ def mermaid(recipe: RecipeIR) -> str:
             arrow = "-->" if rule.send == "keep" else "-.->"
             label = f"{_escaped(_numbered(recipe, model, number, rule))}<br/>{rule.send}"
             lines.append(f'  m{model.code} {arrow}|"{label}"| m{recipe.model(rule.to).code}')
+        if text := _when_full(recipe, model):
+            lines.append(f'  m{model.code} -->|"{text}<br/>keep"| m{recipe.model(recipe.verifier).code}')
     return "\n".join(lines)
 
 
@@ -47,17 +49,28 @@ def _box(recipe: RecipeIR, model: ModelIR) -> list[str]:
 
 
 def _arrows(recipe: RecipeIR, model: ModelIR) -> list[str]:
-    rules = recipe.routes.get(model.name, ())
-    texts = [_numbered(recipe, model, number, rule) for number, rule in enumerate(rules, start=1)]
-    width = max(map(len, texts), default=0)
+    leads = [
+        (_numbered(recipe, model, number, rule), rule.send, rule.to)
+        for number, rule in enumerate(recipe.routes.get(model.name, ()), start=1)
+    ]
+    if text := _when_full(recipe, model):
+        leads.append((text, "keep", recipe.verifier))
+    width = max((len(text) for text, _, _ in leads), default=0)
+    lines = []
+    for text, send, to in leads:
+        line, tip = ("─", "▶") if send == "keep" else ("╌", "▷")
+        lines.append(f"  ├{line} {text} {line * (width - len(text) + 2)}{tip} {to}")
     python = recipe.python.get(model.name)
     if python is not None and python.routes:
-        return ["  └─ Python decides: stays, or goes to any model"]
-    lines = []
-    for rule, text in zip(rules, texts, strict=True):
-        line, tip = ("─", "▶") if rule.send == "keep" else ("╌", "▷")
-        lines.append(f"  ├{line} {text} {line * (width - len(text) + 2)}{tip} {rule.to}")
-    return [*lines, f"  └─ {'otherwise' if rules else 'always'} stays"]
+        return [*lines, "  └─ Python decides: stays, or goes to any model"]
+    return [*lines, f"  └─ {'otherwise' if leads else 'always'} stays"]
+
+
+def _when_full(recipe: RecipeIR, model: ModelIR) -> str:
+    """When a model hands over to the one that checks whatever its rules say; empty if it never has to."""
+    if recipe.verifier in ("", model.name):
+        return ""
+    return f"{recipe.rollback} tentative tokens" + (" or the end of a step" if recipe.rollback_to else "")
 
 
 def _facts(recipe: RecipeIR, model: ModelIR) -> list[str]:

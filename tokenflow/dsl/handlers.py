@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from tokenflow.dsl import overdue
 from tokenflow.dsl.base import BaseRouter
 from tokenflow.dsl.ir import PythonIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq, RequestView
@@ -20,11 +21,12 @@ _MOST_ROUTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function or method of a recipe: how to call it, and what error messages say of it."""
+    """A function or method of a recipe: how to call it, for how many seconds, and what messages say of it."""
 
     call: Callable[..., object]
     name: str
     file: str
+    longest_s: float = overdue.LONGEST_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,8 @@ def load_handlers(recipe: RecipeIR, model: str) -> Handlers:
         if python.router is not None:
             return _methods(recipe, model, python, find(python.file, python.router))
         return Handlers(
-            send=_function(python.file, python.send, "send", model),
-            receive=_function(python.file, python.receive, "receive", model),
+            send=_function(recipe, model, python, "send", python.send),
+            receive=_function(recipe, model, python, "receive", python.receive),
         )
     except ImportFailed as error:
         problem = Problem(error.file, error.line, error.column, f"models.{model}", error.message)
@@ -119,11 +121,11 @@ def call_receive(handler: Handler, message: PeerReq, view: RequestView, final: i
     return answer.loc
 
 
-def _function(file: str, name: str | None, role: str, model: str) -> Handler | None:
+def _function(recipe: RecipeIR, model: str, python: PythonIR, role: str, name: str | None) -> Handler | None:
     if name is None:
         return None
-    function = find(file, name)
-    return Handler(function, _name(role, model, function), file)
+    function = find(python.file, name)
+    return _handler(recipe, model, python, role, function, function)
 
 
 def _methods(recipe: RecipeIR, model: str, python: PythonIR, router: type[BaseRouter]) -> Handlers:
@@ -147,19 +149,29 @@ def _methods(recipe: RecipeIR, model: str, python: PythonIR, router: type[BaseRo
         own = getattr(router, role)
         if own is getattr(BaseRouter, role):
             return None
-        return Handler(call, _name(role, model, own), python.file)
+        return _handler(recipe, model, python, role, call, own)
 
     return Handlers(handler("send", send), handler("receive", receive))
 
 
-def _name(role: str, model: str, function: Callable[..., Any]) -> str:
-    return f"{role} of model {model!r} ({place(function)})"
+def _handler(
+    recipe: RecipeIR,
+    model: str,
+    python: PythonIR,
+    role: str,
+    call: Callable[..., object],
+    definition: Callable[..., Any],
+) -> Handler:
+    overdue.prepare()
+    name = f"recipe {recipe.name!r}: {role} of model {model!r} ({place(definition)})"
+    longest_s = min(overdue.LONGEST_S, recipe.model(model).config.step_timeout)
+    return Handler(call, name, python.file, longest_s)
 
 
 def _ask(handler: Handler, *arguments: object) -> object:
     try:
-        return handler.call(*arguments)
-    except (Exception, SystemExit) as error:
+        return overdue.call(handler.name, handler.longest_s, handler.call, *arguments)
+    except BaseException as error:  # whatever it is, it is this function's, and this request's
         raise RouteFailed(f"{handler.name} {failure(error, handler.file)}") from error
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal, TypeVar
 
+from tokenflow.dsl.wording import Path, key_path
+from tokenflow.errors import Problem, Severity, TokenflowError
 from tokenflow.types import ModelConfig
 
 Send = Literal["keep", "drop_last"]
@@ -14,6 +16,8 @@ Policy = Literal["auto", "eager", "fixed", "planned", "lookahead"]
 OnFailure = Literal["fail", "degrade"]
 HeadDtype = Literal["float32", "bfloat16", "float16"]
 HeadKind = Literal["r2r", "citer", "co_llm"]
+
+Failure = TypeVar("Failure", bound=TokenflowError)
 
 Expr = tuple[object, ...]
 """An expression tree of tuples, plain data on the wire; :mod:`tokenflow.dsl.expr` lists its nodes."""
@@ -114,6 +118,31 @@ class PythonIR:
 
 
 @dataclass(frozen=True, slots=True)
+class Notes:
+    """What is known of a recipe beside what it means.
+
+    ``spots`` holds file, line and column (from 1; 0 for none) of what was written, by its path in the recipe.
+    ``warnings`` holds what is no error, but hardly meant.
+    """
+
+    spots: Mapping[Path, tuple[str, int, int]] = field(default_factory=dict)
+    warnings: tuple[Problem, ...] = ()
+
+    def problem(self, path: Path, message: str, severity: Severity = "error") -> Problem:
+        """What is wrong with the value at ``path``, where it or the nearest value around it was written."""
+        here = path
+        while here and here not in self.spots:
+            here = here[:-1]
+        file, line, column = self.spots.get(here, ("<recipe>", 0, 0))
+        return Problem(file, line, column, key_path(path), message, severity)
+
+    def locate(self, path: Path, error: Failure) -> Failure:
+        """An error of a message alone, which also says where the recipe asks for what failed, if it knows."""
+        problem = self.problem(path, str(error))
+        return type(error)(str(problem)) if problem.line else error
+
+
+@dataclass(frozen=True, slots=True)
 class RecipeIR:
     """A compiled recipe.
 
@@ -134,7 +163,7 @@ class RecipeIR:
     ``sampling`` holds settings for requests that do not give their own, by the names of
     :class:`tokenflow.types.SamplingParams`.  ``chat_template`` names the model whose template writes
     conversations, and ``scorer`` the one that scores prompts; empty if there is none.  ``source`` is the file
-    that the recipe came from, empty if there is none.
+    that the recipe came from, empty if there is none; ``notes`` are no part of what the recipe means.
     """
 
     name: str
@@ -155,6 +184,7 @@ class RecipeIR:
     scorer: str = ""
     source: str = ""
     description: str = ""
+    notes: Notes = field(default=Notes(), compare=False, repr=False)
 
     def model(self, name: str) -> ModelIR:
         """The member called ``name``; :raises KeyError: if there is none."""
@@ -164,12 +194,20 @@ class RecipeIR:
         raise KeyError(name)
 
     @property
+    def verifier(self) -> str:
+        """Name of the model that checks tentative tokens; empty if there is none."""
+        return next((model.name for model in self.models if self.rollback and model.config.verify), "")
+
+    @property
     def simulated(self) -> tuple[str, ...]:
         """Names of the models that a request can be at and that are simulated, in recipe order."""
         return tuple(name for name in self.reachable() if self.model(name).config.engine == "sim")
 
     def reachable(self) -> tuple[str, ...]:
-        """Names of the models a request can ever be at, in recipe order."""
+        """Names of the models a request can ever be at, in recipe order.
+
+        Every model leads to the one that checks: requests go there once no more may be tentative.
+        """
         return self._reached({self.entry, *dict(self.draw)})
 
     def reachable_from(self, name: str) -> tuple[str, ...]:
@@ -178,6 +216,7 @@ class RecipeIR:
 
     def _reached(self, seen: set[str]) -> tuple[str, ...]:
         names = [model.name for model in self.models]
+        seen |= {self.verifier} - {""}
         todo = list(seen)
         while todo:
             name = todo.pop()
@@ -192,4 +231,6 @@ class RecipeIR:
 
 def to_json(recipe: RecipeIR) -> str:
     """The recipe as JSON, the same text for the same recipe: keys sorted, tuples as lists."""
-    return json.dumps(asdict(recipe), indent=2, sort_keys=True, allow_nan=False)
+    data = asdict(replace(recipe, notes=Notes()))
+    del data["notes"]
+    return json.dumps(data, indent=2, sort_keys=True, allow_nan=False)

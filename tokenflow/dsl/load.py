@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokenflow.dsl import sugar
 from tokenflow.dsl.check import check
-from tokenflow.dsl.ir import AssumeIR, BatchingIR, BudgetIR, HeadIR, ModelIR, RecipeIR
+from tokenflow.dsl.doubts import doubts
+from tokenflow.dsl.ir import AssumeIR, BatchingIR, BudgetIR, HeadIR, ModelIR, Notes, RecipeIR
 from tokenflow.dsl.meaning import Meaning
 from tokenflow.dsl.overrides import apply_overrides
 from tokenflow.dsl.paths import head_path, model_path, trace_path
@@ -56,7 +58,8 @@ def compile_document(document: Document, overrides: Sequence[str], source: str) 
             sorted(document.problems, key=lambda problem: (not problem.line, problem.line, problem.column))
         )
     assert recipe is not None
-    return _compile(document, recipe, meaning, source)
+    compiled = _compile(document, recipe, meaning, source)
+    return replace(compiled, notes=replace(compiled.notes, warnings=doubts(compiled)))
 
 
 def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) -> RecipeIR:
@@ -116,4 +119,5 @@ def _compile(document: Document, recipe: Recipe, meaning: Meaning, source: str) 
         scorer=recipe.scorer,
         source=source,
         description=recipe.description,
+        notes=Notes(document.spots()),
     )

@@ -74,9 +74,9 @@ def _read_conditions(document: Document) -> tuple[Conditions, bool]:
     return conditions, complete
 
 
-def heads_in(tree: Expr) -> Iterator[str]:
-    """Names of the router heads that an expression asks."""
-    return (cast(str, of) for node, of, *_ in walk(tree) if node in ("head", "threshold"))
+def heads_in(tree: Expr, *nodes: str) -> Iterator[str]:
+    """Names of the router heads that an expression asks, for anything or for what ``nodes`` say."""
+    return (cast(str, of) for node, of, *_ in walk(tree) if node in (nodes or ("head", "threshold")))
 
 
 def _find_owners(document: Document, conditions: Conditions, complete: bool) -> dict[str, str]:

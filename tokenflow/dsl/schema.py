@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from tokenflow.dsl.expr import MAX_TEXT
 from tokenflow.dsl.ir import HeadDtype, HeadKind, OnFailure, Policy, Send
 from tokenflow.dsl.wording import show
-from tokenflow.types import MAX_TOP_LOGPROBS, EndpointConfig, ModelConfig
+from tokenflow.types import MAX_PARAM, MAX_TOP_LOGPROBS, EndpointConfig, ModelConfig
 
 EngineName = Literal["torch", "sglang", "openai", "sim"]
 MAX_MODELS = 64
@@ -70,7 +70,7 @@ def _auto_as_none(value: object) -> object:
 Name = Annotated[str, Field(pattern=NAME)]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Number = Annotated[float, Field(allow_inf_nan=False, ge=-3.4e38, le=3.4e38)]
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-MAX_PARAM, le=MAX_PARAM)]
 Cache = Annotated[
     Count | None, BeforeValidator(_auto_as_none, json_schema_input_type=Count | Literal["auto"] | None)
 ]

@@ -60,6 +60,12 @@ class Document:
             path = path[:-1]
         return self.values[path]
 
+    def spots(self) -> dict[Path, tuple[str, int, int]]:
+        """File, line and column of every value; of models and heads, of their names."""
+        named = {path: spot for path, spot in self.keys.items() if path[:-1] in (("models",), ("heads",))}
+        spots = {**self.values, **named}
+        return {path: (spot.file, spot.line, spot.column) for path, spot in spots.items()}
+
     def report(self, path: Path, message: str, *, at_key: bool = False, offset: int | None = None) -> None:
         """Note a problem with the value at ``path``, with its key, or with one character of its text."""
         spot = self.keys[path] if at_key and path in self.keys else self.spot(path)

@@ -20,11 +20,9 @@ NO_WEIGHT = "at least one weight must be above 0"
 
 
 def evaluate(tree: Expr, params: Mapping[str, float]) -> float:
-    """The value of an expression over params alone; NaN where arithmetic fails."""
+    """The value of an expression over params alone; division by zero is as in rules, infinity or NaN."""
     try:
         return _value(tree, params)
-    except ZeroDivisionError:
-        return math.nan
     except OverflowError:  # a whole number beyond all floats
         return math.inf
 
@@ -68,14 +66,24 @@ def _value(tree: Expr, params: Mapping[str, float]) -> float:
     return float(_COMPUTE[cast(str, node)](*values))
 
 
+def _divide(a: float, b: float) -> float:
+    if b != 0:
+        return a / b
+    return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
+
+
+def _modulo(a: float, b: float) -> float:
+    return math.nan if b == 0 or math.isinf(a) else a % b
+
+
 _COMPUTE: Mapping[str, Callable[..., Any]] = {
     "neg": operator.neg,
     "abs": abs,
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
-    "/": operator.truediv,
-    "%": operator.mod,
+    "/": _divide,
+    "%": _modulo,
     "min": min,
     "max": max,
 }

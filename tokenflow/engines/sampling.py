@@ -88,16 +88,22 @@ class Sampler:
         self._eos = tuple(eos_token_ids)
         self._excluded = [token for token in excluded if token < vocab_limit]
 
-    def __call__(self, logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+    def __call__(
+        self, logits: Tensor, draws: Sequence[Draw], best: Sequence[int] | None = None
+    ) -> list[Sampled]:
         """Draw one token per row of raw ``logits``, float32 [B, V].
 
         Every row must have something to draw (see :func:`unusable_rows`).
+
+        :param best: the ids of the rows' :func:`peaks`, if they are known.
         """
+        special = [index for index, draw in enumerate(draws) if not draw.plain]
+        if best is not None and not special and not self._excluded:
+            return [Sampled(token) for token in best]
         legal = logits[:, : self._limit]
         if self._excluded:
             legal = legal.clone()
             legal[:, self._excluded] = -torch.inf
-        special = [index for index, draw in enumerate(draws) if not draw.plain]
         drawn: list[Sampled] = []
         if special:
             drawn = self._draw(legal[special].float(), [draws[index] for index in special])
@@ -149,13 +155,32 @@ class Sampler:
         return tokens
 
 
-def unusable_rows(logits: Tensor, vocab_limit: int) -> list[int]:
-    """Rows of ``logits`` [B, V] that no token can be drawn from; reads the logits once.
+class Peaks(NamedTuple):
+    """The largest logit of each row, NaN if one is, and the lowest id that has it."""
+
+    logits: list[float]
+    ids: list[int]
+
+
+def peaks(logits: Tensor, vocab_limit: int) -> Peaks:
+    """The peaks of ``logits``, float32 [B, V], among the ids below ``vocab_limit``; reads the logits once."""
+    legal = logits if vocab_limit >= logits.shape[1] else logits[:, :vocab_limit]
+    if logits.device.type == "cpu":  # by way of numpy, which takes a third of the time
+        rows = legal.numpy()
+        best = rows.argmax(-1).tolist()
+        return Peaks([rows.item(row, token) for row, token in enumerate(best)], best)
+    ids = legal.argmax(-1)
+    return Peaks(legal.gather(1, ids[:, None])[:, 0].tolist(), ids.tolist())
+
+
+def unusable_rows(logits: Tensor, vocab_limit: int, best: Sequence[float]) -> list[int]:
+    """Rows of ``logits`` [B, V] that no token can be drawn from.
 
     Those are rows with NaN or +infinity anywhere, or without a finite value below ``vocab_limit``; -infinity
     for some tokens is fine.
+
+    :param best: the logits of the rows' :func:`peaks`.
     """
-    best: list[float] = logits[:, :vocab_limit].amax(-1).tolist()
     unusable = {row for row, value in enumerate(best) if not math.isfinite(value)}
     if vocab_limit < logits.shape[1]:
         padding: list[float] = logits[:, vocab_limit:].amax(-1).tolist()

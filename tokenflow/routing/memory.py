@@ -38,7 +38,8 @@ class Memory:
 
     def value(self, signals: Signals) -> Tensor:
         """The result of this step, float32 [B]."""
-        return column([value for value, _ in self._step(signals)], np.float32, signals.device)
+        with np.errstate(over="ignore"):  # beyond float32 is infinity, as everywhere
+            return column([value for value, _ in self._step(signals)], np.float32, signals.device)
 
     def kept(self, signals: Signals) -> list[Numbers]:
         """The numbers to keep, ``width`` for each row."""

@@ -8,8 +8,10 @@ nodes.  How it computes:
   division, or where a whole result could leave the range of int64, whole becomes real, or double beside
   double; real becomes double beside double.
 - ``x % y`` has the sign of ``y``; ``min`` and ``max`` keep the earlier of equal arguments, as in Python.
-- Division by zero gives infinity or NaN (IEEE 754), and ``x % 0`` gives NaN, with which only ``!=`` holds.
-- What contains no signal, parameter, score or text is computed once, in Python's numbers.
+- What is too large for its kind is infinity, division by zero gives infinity or NaN (IEEE 754), and ``x % 0``
+  gives NaN, with which only ``!=`` holds.  There is no other failure, and no warning.
+- What contains no signal, parameter, score or text is computed once, with the same results.  A number or a
+  threshold that stands alone, with or without a sign, is as exact as what it meets.
 - Windows and momentums compute in float64 and give a real.
 """
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ class Term:
         """The value in B rows, [B]: bool for a condition, int64, float32 or float64 for a number."""
         if self.run is not None:
             return self.run(signals)
-        return torch.full((signals.batch,), self.value, dtype=_DTYPES[self.kind], device=signals.device)
+        return _constant(self).to(signals.device).expand(signals.batch)
 
 
 def operation(node: str, terms: list[Term]) -> Term:
@@ -81,27 +80,26 @@ def _unary(function: Callable[[Any], Any], term: Term) -> Term:
 
 
 def _binary(
-    kind: Kind,
-    function: Callable[[Any, Any], Any],
-    left: Term,
-    right: Term,
-    limit: int = 0,
-    fold: Callable[[Any, Any], Any] | None = None,
+    kind: Kind, function: Callable[[Tensor, Tensor], Tensor], left: Term, right: Term, limit: int = 0
 ) -> Term:
-    """Apply ``function`` to tensors; ``fold`` is its form for two numbers."""
+    """Apply ``function``: to constants now, just as it would be in a step."""
     if left.run is None and right.run is None:
-        return Term(kind, (fold or function)(left.value, right.value), limit=limit)
+        return Term(kind, function(_constant(left), _constant(right)).item(), limit=limit)
     a, b = _operand(left), _operand(right)
     return Term(kind, run=lambda s: function(a(s), b(s)), limit=limit, reads=left.reads | right.reads)
 
 
 def _operand(term: Term) -> Run:
-    """What to call for a term's tensor; a constant is a tensor of no dimensions, which is met faster than a
-    number."""
+    """What to call for a term's tensor."""
     if term.run is not None:
         return term.run
-    value = torch.tensor(term.value, dtype=_DTYPES[term.kind])
+    value = _constant(term)
     return lambda s: value
+
+
+def _constant(term: Term) -> Tensor:
+    """A constant as a tensor of no dimensions, which is met faster than a number."""
+    return torch.tensor(term.value, dtype=_DTYPES[term.kind])
 
 
 def _meet(left: Term, right: Term) -> tuple[Kind, Term, Term]:
@@ -131,20 +129,18 @@ def _arithmetic(function: Callable[[Any, Any], Any], bound: Callable[[int, int],
 
 def _quotient(left: Term, right: Term) -> Term:
     kind, left, right = _meet(left, right)
-    return _binary(kind, torch.div, left, right, fold=_divide_numbers)
+    return _binary(kind, torch.div, left, right)
 
 
 def _remainder(left: Term, right: Term) -> Term:
     if left.kind == right.kind == "whole" and right.run is None and right.value != 0:
-        return _binary("whole", torch.remainder, left, right, right.limit, operator.mod)
+        return _binary("whole", torch.remainder, left, right, right.limit)
     kind, left, right = _meet(left, right)
-    return _binary(kind, _modulo, left, right, fold=_modulo_of_numbers)
+    return _binary(kind, _modulo, left, right)
 
 
 def _comparison(function: Callable[[Any, Any], Any]) -> Binary:
     def make(left: Term, right: Term) -> Term:
-        if left.run is None and right.run is None:
-            return _binary("truth", function, left, right)
         left, right = _whole_beside(left, right), _whole_beside(right, left)
         if left.kind != right.kind:
             _, left, right = _meet(left, right)
@@ -163,17 +159,14 @@ def _whole_beside(term: Term, other: Term) -> Term:
 
 
 def _extreme(before: Callable[[Any, Any], Any]) -> Binary:
-    def choose(a: Any, b: Any) -> Tensor:
+    def choose(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(before(b, a), b, a)
-
-    def fold(a: Number, b: Number) -> Number:
-        return b if before(b, a) else a
 
     def make(left: Term, right: Term) -> Term:
         if left.kind == right.kind == "whole":
-            return _binary("whole", choose, left, right, max(left.limit, right.limit), fold)
+            return _binary("whole", choose, left, right, max(left.limit, right.limit))
         kind, left, right = _meet(left, right)
-        return _binary(kind, choose, left, right, fold=fold)
+        return _binary(kind, choose, left, right)
 
     return make
 
@@ -205,16 +198,6 @@ def _zero_or_one(term: Term) -> Term:
 def _modulo(a: Tensor, b: Tensor) -> Tensor:
     # In double: the vectorised fmod of float32 is inexact for quotients beyond 1e38, the scalar one is not.
     return torch.remainder(a.double(), b.double()).to(a.dtype)
-
-
-def _divide_numbers(a: float, b: float) -> float:
-    if b != 0:
-        return a / b
-    return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
-
-
-def _modulo_of_numbers(a: float, b: float) -> float:
-    return math.nan if b == 0 or math.isinf(a) else a % b
 
 
 Binary = Callable[[Term, Term], Term]

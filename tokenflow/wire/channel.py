@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Protocol, TypeVar, cast
 
 import msgspec
@@ -35,10 +35,8 @@ _to_router = msgspec.msgpack.Decoder(ToRouter)
 
 def encode(message: ToWorker | ToRouter) -> bytes:
     """One frame: header and payload."""
-    frame = bytearray(_HEADER)
-    _encoder.encode_into(message, frame, _HEADER)
-    frame[:_HEADER] = (len(frame) - _HEADER).to_bytes(_HEADER, "big")
-    return bytes(frame)
+    payload = _encoder.encode(message)
+    return len(payload).to_bytes(_HEADER) + payload
 
 
 def decode_to_worker(payload: bytes) -> ToWorker:
@@ -144,6 +142,10 @@ class WorkerChannel:
         self._socket = sock
         self._reader = FrameReader()
         self._payloads: list[bytes] = []
+        # One buffer for all that comes: a new one of this size would be mapped and unmapped every time.
+        self._buffer = memoryview(bytearray(_READ))
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
 
     def send(self, message: ToRouter) -> None:
         """Send a message; :raises ConnectionError: if the router is gone."""
@@ -160,32 +162,34 @@ class WorkerChannel:
         :raises EOFError: if the router is gone.
         :raises ProtocolError: on garbage.
         """
+        if awake_s and not self._payloads:
+            self._stay_awake(awake_s)
         while not self._payloads:
-            try:
-                data = self._poll(awake_s) or self._socket.recv(_READ)
-            except ConnectionError:  # the router left without reading what we had sent
-                data = b""
-            if not data:
-                raise EOFError
-            self._payloads.extend(self._reader.feed(data))
+            self._read()
         return decode_to_worker(self._payloads.pop(0))
 
     def waiting(self) -> bool:
-        """Whether there is (the beginning of) a message, or the router is gone: asked without waiting."""
-        if not self._payloads:
-            with suppress(BlockingIOError):
-                data = self._socket.recv(_READ, socket.MSG_DONTWAIT)
-                if not data:
-                    raise EOFError
-                self._payloads.extend(self._reader.feed(data))
-                return True
+        """Whether there is (the beginning of) a message: asked without waiting.
+
+        :raises EOFError: if the router is gone.
+        """
+        if not self._payloads and self._readable.poll(0):
+            self._read()
+            return True
         return bool(self._payloads)
 
-    def _poll(self, seconds: float) -> bytes:
-        """What is there within ``seconds``; nothing if the time passes, or the router is gone."""
+    def _read(self) -> None:
+        """Take what is there, or what comes next."""
+        try:
+            count = self._socket.recv_into(self._buffer)
+        except ConnectionError:  # the router left without reading what we had sent
+            count = 0
+        if not count:
+            raise EOFError
+        self._payloads.extend(self._reader.feed(bytes(self._buffer[:count])))
+
+    def _stay_awake(self, seconds: float) -> None:
+        """Poll until there is something to read, or the time is over."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            with suppress(BlockingIOError):
-                return self._socket.recv(_READ, socket.MSG_DONTWAIT)
+        while not self._readable.poll(0) and time.monotonic() < end:
             os.sched_yield()  # the core may be wanted by the very process that has the answer
-        return b""

@@ -37,6 +37,7 @@ class HeadSpec(msgspec.Struct, frozen=True, array_like=True):
     """A router head to load; ``path`` is a local file or directory (the model's own for ``co_llm``).
 
     ``threshold`` is the recipe's; without one, the checkpoint's counts.  ``dtype`` is what it computes in.
+    ``where`` says where the recipe declares it (``r.yaml:7:3``), for errors.
     """
 
     name: str
@@ -44,6 +45,7 @@ class HeadSpec(msgspec.Struct, frozen=True, array_like=True):
     path: str
     threshold: float | None
     dtype: str = "float32"
+    where: str = ""
 
 
 class PythonSpec(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,7 @@ import torch
 
 from tokenflow.engines.base import Engine, Extend, StepOutput
 from tokenflow.engines.load import load_engine
-from tokenflow.engines.sampling import Sampler, unusable_rows
+from tokenflow.engines.sampling import Sampler, peaks, unusable_rows
 from tokenflow.errors import EndpointFailed, EngineError, NonFiniteLogits, ProtocolError, RouteFailed
 from tokenflow.wire.messages import (
     VERSION,
@@ -122,24 +122,25 @@ class ModelWorker:
         if sum(wanted) != len(logits):
             raise EngineError(f"the engine returned {len(logits)} rows of logits instead of {sum(wanted)}")
         failed = []
-        if unusable := set(unusable_rows(logits, self._hello.vocab_limit)):
+        highest, best = peaks(logits, self._hello.vocab_limit)
+        if unusable := set(unusable_rows(logits, self._hello.vocab_limit, highest)):
             starts = list(accumulate(wanted, initial=0))
             spans = [range(start, start + count) for start, count in zip(starts, wanted, strict=False)]
             bad = {index for index, span in enumerate(spans) if not unusable.isdisjoint(span)}
             failed = [self._non_finite(*complete[index]) for index in sorted(bad)]
             kept = [row for index, span in enumerate(spans) if index not in bad for row in span]
             complete = [pair for index, pair in enumerate(complete) if index not in bad]
-            logits, hidden = logits[kept], hidden[kept]
+            logits, hidden, best = logits[kept], hidden[kept], [best[row] for row in kept]
             known = None if known is None else known[kept]
         if not complete:
             return done, failed
         if any(resident.check for _, resident in complete):
-            kept = self._check([resident for _, resident in complete], logits)
-            logits, hidden = logits[kept], hidden[kept]
+            kept = self._check([resident for _, resident in complete], logits, best)
+            logits, hidden, best = logits[kept], hidden[kept], [best[row] for row in kept]
         draws = [resident.draw for _, resident in complete]
         if known is not None:
             draws = [draw.among(count) for draw, count in zip(draws, known.tolist(), strict=True)]
-        sampled = self._sampler(logits, draws)
+        sampled = self._sampler(logits, draws, best)
         decided = self._decide(complete, [token for token, _, _ in sampled], logits, hidden)
         for (row, resident), (token, logprob, top), decision in zip(complete, sampled, decided, strict=True):
             if isinstance(decision, RouteFailed):
@@ -154,7 +155,7 @@ class ModelWorker:
                     decision.rule,
                     decision.destination,
                     logprob,
-                    [(best.id, best.logprob) for best in top],
+                    [(other.id, other.logprob) for other in top],
                     resident.state,
                 )
             )
@@ -176,7 +177,7 @@ class ModelWorker:
         each = [slice(index, index + 1) for index in range(len(rows))]
         return [self._decide(rows[one], tokens[one], logits[one], hidden[one])[0] for one in each]
 
-    def _check(self, residents: list[Resident], logits: torch.Tensor) -> list[int]:
+    def _check(self, residents: list[Resident], logits: torch.Tensor, best: list[int]) -> list[int]:
         """Keep each resident's checked tokens up to the first that this model would not have written.
 
         Returns the row of ``logits`` that follows the last token kept, for each resident.
@@ -186,7 +187,8 @@ class ModelWorker:
             checked = resident.tokens[len(resident.tokens) - resident.check :]
             base = len(resident.tokens) - resident.check
             draws = [resident.draw.at(base + index) for index in range(len(checked))]
-            own = self._sampler(logits[start : start + len(checked)], draws) if checked else []
+            span = slice(start, start + len(checked))
+            own = self._sampler(logits[span], draws, best[span]) if checked else []
             kept = next(
                 (i for i, (token, mine) in enumerate(zip(checked, own, strict=True)) if token != mine.token),
                 len(checked),

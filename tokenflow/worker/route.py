@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenflow.engines.base import Engine
+from tokenflow.errors import ModelLoadError
 from tokenflow.random import DRAW, uniform
 from tokenflow.routing.heads import Comparison, Head, find_defer_id, load_head
 from tokenflow.routing.python import PythonRoute
@@ -191,14 +192,17 @@ def load_heads(hello: Hello, engine: Engine) -> dict[str, Head]:
     """The router heads that a model's routing reads; a threshold of the recipe replaces the stored one."""
     heads: dict[str, Head] = {}
     for spec in hello.heads:
-        head = load_head(
-            spec.kind,
-            Path(spec.path or hello.config.path),
-            embeddings=engine.embeddings,
-            hidden_size=engine.info.hidden_size,
-            device=torch.device(engine.info.device),
-            dtype=getattr(torch, spec.dtype),
-        )
+        try:
+            head = load_head(
+                spec.kind,
+                Path(spec.path or hello.config.path),
+                embeddings=engine.embeddings,
+                hidden_size=engine.info.hidden_size,
+                device=torch.device(engine.info.device),
+                dtype=getattr(torch, spec.dtype),
+            )
+        except ModelLoadError as error:
+            raise type(error)(f"head {spec.name!r} ({spec.where}): {error}") from error
         heads[spec.name] = head if spec.threshold is None else Rethresholded(head, spec.threshold)
     return heads
 

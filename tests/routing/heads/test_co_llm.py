@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +72,34 @@ def test_the_tokenizer_is_asked_where_the_config_says_nothing(tmp_path: Path) ->
     assert load(path, rows=64).defer_id == ROWS - 1
 
 
-def test_the_last_row_of_the_checkpoint_is_taken_where_nobody_says(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def tokenizer_of(path: Path, ids: int, added: int = 1) -> Path:
+    """A tokenizer of so many ids, the last ones of them added, in the model's directory."""
+    vocab = {f"t{i}": i for i in range(ids - added)}
+    tokens = [{"id": i, "content": f"<{i}>"} for i in range(ids - added, ids)]
+    tokenizer = {"model": {"vocab": vocab}, "added_tokens": tokens}
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return path
+
+
+@pytest.mark.parametrize("added", [0, 1, ROWS - 1])
+def test_the_one_row_that_the_tokenizer_has_no_id_for_is_taken_where_nobody_says(
+    tmp_path: Path, added: int
 ) -> None:
-    path = model_files(tmp_path)
-    (path / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": 3, "content": "<pad>"}]}))
-    with caplog.at_level(logging.WARNING):
-        # An engine that pads its vocabulary has more columns than the checkpoint has rows.
-        assert load(path, rows=64).defer_id == ROWS - 1
-    assert f"last row, {ROWS - 1}" in caplog.text
+    path = tokenizer_of(model_files(tmp_path), ROWS - 1, added)
+    # An engine that pads its vocabulary has more columns than the checkpoint has rows.
+    assert load(path, rows=64).defer_id == ROWS - 1
+
+
+@pytest.mark.parametrize("ids", [ROWS, ROWS - 2, ROWS + 1])
+def test_a_model_without_a_deferral_row_is_refused_and_told_what_is_missing(tmp_path: Path, ids: int) -> None:
+    """Its rows are those of the tokenizer, or padded beyond them: the last one was never trained to defer."""
+    with pytest.raises(ModelLoadError) as caught:
+        load(tokenizer_of(model_files(tmp_path), ids))
+    assert str(caught.value) == (
+        f"{tmp_path}: no deferral row: config.json has no defer_token_id, the tokenizer no <|defer|>, the "
+        f"model's {ROWS} rows are not one more than the tokenizer's {ids} ids; name the trained row as "
+        "defer_token_id in config.json"
+    )
 
 
 def test_a_model_without_a_stored_threshold_has_none(tmp_path: Path) -> None:

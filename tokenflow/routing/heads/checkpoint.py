@@ -15,6 +15,12 @@ from tokenflow.errors import ModelLoadError, ModelNotFound
 
 _REFUSED = re.compile(r"GLOBAL (\S+)")
 _SHOWN = 8
+_MARKS = {
+    "r2r": frozenset({"model_type", "state_dict"}),
+    "citer": frozenset({"mlp.0.weight", "linear.weight"}),
+}
+"""Keys by which a checkpoint is known."""
+_NAMES = {"r2r": "an R2R", "citer": "a CITER"}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -48,6 +54,18 @@ def stored_threshold(value: object, where: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ModelLoadError(f"{where} must be a finite number, got {value!r}")
     return float(value)
+
+
+def require_kind(saved: Mapping[str, Any], declared: str, where: Path) -> None:
+    """Refuse a file that is another kind of head than its recipe says.
+
+    :raises ModelLoadError: if what is in it is the mark of another kind.
+    """
+    found = next((kind for kind, marks in _MARKS.items() if marks <= saved.keys()), declared)
+    if found != declared:
+        raise ModelLoadError(
+            f"{where}: this file is {_NAMES[found]} head; declared kind: {declared} (did you mean {found}?)"
+        )
 
 
 class Tensors:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tokenflow.errors import ModelLoadError
 from tokenflow.routing.heads.base import Comparison
-from tokenflow.routing.heads.checkpoint import Tensors, read
+from tokenflow.routing.heads.checkpoint import Tensors, read, require_kind
 
 _EPS = 1e-5
 
@@ -68,7 +68,9 @@ def load_citer(path: Path, *, hidden_size: int, device: torch.device, dtype: tor
     :raises ModelLoadError: if it cannot be read, is not of this kind, or was made for another model.
     """
     file = find_file(path)
-    tensors = Tensors(read(file), file)
+    saved = read(file)
+    require_kind(saved, "citer", file)
+    tensors = Tensors(saved, file)
     _, hidden = tensors.matrix("linear.weight")
     tensors.check(shapes(hidden))
     if hidden != hidden_size:

@@ -6,7 +6,6 @@ The head is one more row of the model's LM head, so its score is already among t
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,8 +15,6 @@ from torch import Tensor
 from tokenflow.errors import ModelLoadError, ModelNotFound
 from tokenflow.routing.heads.base import Comparison
 from tokenflow.routing.heads.checkpoint import stored_threshold
-
-logger = logging.getLogger(__name__)
 
 DEFER_TOKEN = "<|defer|>"
 
@@ -43,7 +40,8 @@ def load_co_llm(path: Path, *, vocab_size: int) -> CoLLMHead:
     """Find the deferral row of the model in the directory ``path``.
 
     Its id is ``defer_token_id`` of the config; else that of ``<|defer|>`` in the tokenizer, which must be the
-    last row; else the last row of the checkpoint.  The threshold is ``defer_threshold`` of the config.
+    last row; else the last row of a checkpoint that has one more than the tokenizer has ids.  The threshold
+    is ``defer_threshold`` of the config.
 
     :param vocab_size: width of the engine's logits, which may be padded beyond the checkpoint's rows.
     :raises ModelLoadError: if the files cannot be read, or name a row that the model does not have.
@@ -58,7 +56,12 @@ def load_co_llm(path: Path, *, vocab_size: int) -> CoLLMHead:
     defer_id = find_defer_id(path)
     if defer_id is None:
         defer_id = rows - 1
-        logger.warning("%s: names no deferral token; its last row, %d, is taken for it", path, defer_id)
+        if (known := _known_ids(path / "tokenizer.json")) != defer_id:
+            raise ModelLoadError(
+                f"{path}: no deferral row: config.json has no defer_token_id, the tokenizer no "
+                f"{DEFER_TOKEN}, the model's {rows} rows are not one more than the tokenizer's {known} ids; "
+                "name the trained row as defer_token_id in config.json"
+            )
     if config.get("defer_token_id") is None and defer_id != rows - 1:
         raise ModelLoadError(
             f"{path}: {DEFER_TOKEN} is {defer_id} in the tokenizer, but the model's last row is {rows - 1}; "
@@ -86,6 +89,18 @@ def find_defer_id(path: Path) -> int | None:
     except (KeyError, TypeError) as error:
         raise ModelLoadError(f"{tokenizer}: added_tokens cannot be read: {error!r}") from error
     return _id(ids[0], f"{tokenizer}: the id of {DEFER_TOKEN}") if ids else None
+
+
+def _known_ids(file: Path) -> int:
+    """How many ids a tokenizer has, from 0 to its last one."""
+    tokenizer = _read_json(file)
+    try:
+        vocabulary = tokenizer["model"]["vocab"]
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        added = (token["id"] for token in tokenizer.get("added_tokens", []))
+        return 1 + max((*ids, *added), default=-1)
+    except (KeyError, TypeError) as error:
+        raise ModelLoadError(f"{file}: its vocabulary cannot be read: {error!r}") from error
 
 
 def _id(value: object, where: str) -> int:

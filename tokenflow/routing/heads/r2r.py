@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tokenflow.errors import ModelLoadError
 from tokenflow.routing.heads.base import Comparison
-from tokenflow.routing.heads.checkpoint import Tensors, read, stored_threshold
+from tokenflow.routing.heads.checkpoint import Tensors, read, require_kind, stored_threshold
 
 MODEL_TYPE = "HiddenStatesTokenLMHeadLogitsClassifier"
 FILE_NAMES = ("default_router.pt", "router.pt", "default_router_sampling.pt")
@@ -152,6 +152,7 @@ def load_r2r(
     """
     file = find_file(path)
     saved = read(file)
+    require_kind(saved, "r2r", file)
     init_args, common_args = _arguments(saved, file)
     tensors = Tensors(saved["state_dict"], file)
     classes, _ = tensors.matrix("backbone.output_layer.1.weight")
@@ -202,10 +203,9 @@ def _arguments(saved: Mapping[str, Any], file: Path) -> tuple[Mapping[str, Any],
     unknown = [str(key) for key in saved if key not in _PARTS]
     missing = [key for key in ("model_type", "state_dict") if key not in saved]
     if unknown or missing:
-        raise ModelLoadError(
-            f"{file}: not an R2R checkpoint: missing {', '.join(missing) or 'nothing'}; "
-            f"unexpected {', '.join(unknown) or 'nothing'}"
-        )
+        found = (("missing", missing), ("unexpected", unknown))
+        what = "; ".join(f"{word} {', '.join(keys)}" for word, keys in found if keys)
+        raise ModelLoadError(f"{file}: not an R2R checkpoint: {what}")
     if saved["model_type"] != MODEL_TYPE:
         raise ModelLoadError(
             f"{file}: model_type {saved['model_type']!r} is not supported, only {MODEL_TYPE}"

@@ -1,0 +1,92 @@
+"""Tables come from the results alone, and fill the marks of a page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.compare import report, work
+from bench.compare.__main__ import planned
+from bench.compare.results import Results
+from bench.compare.servers import SYSTEMS
+
+LOW = work.Cell("r2r", work.SMALL_PAIR, work.LOW, 4)
+HIGH = work.Cell("r2r", work.SMALL_PAIR, work.HIGH, 4)
+ALONE = work.Cell(work.ALONE, work.SMALL_PAIR, work.LOW, 4)
+
+
+def run(decode: float, **more: Any) -> dict[str, Any]:
+    figures = {"elapsed_s": 2.0, "tokens": 100, "requests": 8, "finished": 8, "decode_s": 1.0}
+    lists = {"ttft_s": [0.1, 0.3], "latency_s": [1.0]}
+    return {**figures, **lists, "decode": decode, "end_to_end": decode / 2, "cpu_ms_per_token": 1.0, **more}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """Three repetitions of a cell, in which vLLM is faster per visit than per token."""
+    results = Results(tmp_path / "results.json")
+    ours, loop, visit, token, _ = (system.name for system in SYSTEMS)
+    for repetition, decode in enumerate((900.0, 1000.0, 1200.0)):
+        results.add(LOW.name, ours, repetition, run(decode, bound_s=1.9))
+        results.add(HIGH.name, ours, repetition, run(0.99 * decode))
+        results.add(LOW.name, loop, repetition, run(100.0))
+        results.add(LOW.name, visit, repetition, run(400.0))
+        results.add(LOW.name, token, repetition, run(250.0))
+    results.add(ALONE.name, ours, 0, run(300.0))
+    results.add(ALONE.name, visit, 0, run(200.0))
+    return results
+
+
+def test_gains_are_over_the_strongest_median(results: Results) -> None:
+    row = report.Row(LOW, results)
+    assert report.gains(row, "decode") == ("4.00", "2.50")
+    assert report.gains(row, "end_to_end") == ("4.00", "2.50")
+    assert report.share(row.of_bound()) == "95.0 %"
+
+
+def test_a_model_alone_has_no_visits_that_could_be_foretold(results: Results) -> None:
+    assert report.gains(report.Row(ALONE, results), "decode") == ("1.50", "1.50")
+
+
+def test_a_row_shows_medians_and_their_spread(results: Results) -> None:
+    made = report.blocks(results)
+    (line,) = [line for line in made["decode low"].splitlines() if line.startswith("| r2r")]
+    assert "1,000 ± 15 %" in line
+    assert "**4.00** | **2.50** | 500 ± 15 % | 4.00 | 2.50 | 95.0 % |" in line
+    assert "| r2r | 99.0 % |" in made["effort"]
+    assert "4.00 to 4.00, mean 4.00" in made["summary"]
+
+
+def test_a_page_is_filled_between_its_marks_and_again(results: Results, tmp_path: Path) -> None:
+    page, picture = tmp_path / "page.md", tmp_path / "plot.svg"
+    page.write_text("before\n\n<!-- decode low -->\n\nold\n\n<!-- end -->\n\nafter\n")
+    report.write(results, [page], picture)
+    once = page.read_text()
+    assert "old" not in once
+    assert "| r2r |" in once
+    assert once.startswith("before\n") and once.endswith("after\n")
+    report.write(results, [page], picture)
+    assert page.read_text() == once
+    assert "<title>r2r, tokenflow: 1,000</title>" in picture.read_text()
+
+
+def test_every_mark_of_the_pages_has_a_table(results: Results) -> None:
+    made = report.blocks(results)
+    for page in report.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert set(re.findall(r"<!-- (?!end)([a-z0-9 ]+) -->", text)) <= set(made)
+
+
+def test_what_is_there_is_not_planned_again_and_systems_take_turns(results: Results) -> None:
+    turns = [turn for group in planned([ALONE, LOW], SYSTEMS, 3, results) for turn in group]
+    assert not any(results.has(turn.cell.name, turn.system.name, turn.repetition) for turn in turns)
+    of_low = [(turn.repetition, turn.system.name) for turn in turns if turn.cell == LOW]
+    assert of_low == [(repetition, SYSTEMS[4].name) for repetition in range(3)]
+    fresh = planned([ALONE, LOW], SYSTEMS[:2], 2, Results(Path("none.json")))
+    assert [[(turn.cell, turn.repetition, turn.system) for turn in group] for group in fresh] == [
+        [(cell, repetition, system) for repetition in (0, 1) for system in SYSTEMS[:2]]
+        for cell in (ALONE, LOW)
+    ]
