@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker": LEAVES | {"wire", "routing", "engines"},
     "text": LEAVES | {"wire"},
     "hub": LEAVES | {"wire"},
-    "actors": LEAVES | {"wire", "planner", "dsl"},
+    "actors": LEAVES | {"wire", "planner", "dsl", "eventloop"},
     "delimiters": LEAVES | {"dsl", "text"},
     "members": LEAVES | {"wire", "dsl", "text", "hub", "delimiters"},
     "prompts": LEAVES | {"text"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -366,6 +366,36 @@ async def test_a_second_task_that_waits_for_a_response_is_refused_and_the_first_
         )
     assert not isinstance(first, BaseException) and first.text == whole.text
     assert isinstance(second, RuntimeError) and "another task waits" in str(second)
+
+
+async def test_two_tasks_that_begin_one_response_make_one_request_of_it(pair: Router) -> None:
+    response = pair.stream("a long prompt " * 400, max_tokens=4)
+    async with asyncio.timeout(10):
+        first, second = await asyncio.gather(response.begin(), response.begin(), return_exceptions=True)
+    assert first is None and isinstance(second, RuntimeError) and "another task waits" in str(second)
+    assert (await response.completion()).usage.completion_tokens == 4
+
+
+async def test_a_response_that_was_closed_before_it_began_never_begins(pair: Router) -> None:
+    response = pair.stream(PROMPT, max_tokens=4)
+    response.close()
+    with pytest.raises(RequestCancelled, match="closed before it began"):
+        await response.completion()
+    assert pair.load.active == 0
+
+
+async def test_a_router_is_used_and_left_in_the_event_loop_that_it_was_entered_in(pair: Router) -> None:
+    def elsewhere(ask: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        with pytest.raises(RuntimeError, match="entered in another event loop: use it there"):
+            asyncio.run(asyncio.wait_for(ask(), 10))
+
+    for ask in (
+        lambda: pair.generate(PROMPT, max_tokens=4),
+        lambda: pair.score(PROMPT),
+        lambda: pair.__aexit__(None, None, None),
+    ):
+        await asyncio.to_thread(elsewhere, ask)
+    assert (await pair.generate(PROMPT, max_tokens=4)).usage.completion_tokens == 4
 
 
 async def test_a_livelock_is_an_error_that_names_recipe_model_and_position(tmp_path: Path) -> None:

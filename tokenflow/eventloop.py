@@ -1,4 +1,4 @@
-"""The event loop of the command line: uvloop's where it is installed, which answers workers faster."""
+"""Event loops: the command line's is uvloop's where that is installed; a router keeps to its own."""
 
 from __future__ import annotations
 
@@ -13,3 +13,15 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
+
+
+def require_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Refuse what would wait for ever: futures of one event loop do not wake up the tasks of another.
+
+    :raises RuntimeError: if ``loop`` is not the one that runs here.
+    """
+    if asyncio.get_running_loop() is not loop:
+        raise RuntimeError(
+            "this router was entered in another event loop: use it there, from a thread by "
+            "asyncio.run_coroutine_threadsafe(router.generate(...), loop)"
+        )

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.system import ActorSystem
+from tokenflow.errors import RequestCancelled
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.transcript import Transcript
 from tokenflow.types import (
@@ -26,6 +27,7 @@ from tokenflow.written import Written, written
 
 _MOST_BEHIND = 16
 """Tokens that a reader of a stream may have missed and still gets one by one."""
+_ONE_AT_A_TIME = "another task waits for this response already; one at a time may"
 
 
 class Reader:
@@ -75,7 +77,7 @@ class Reader:
         :raises RuntimeError: if somebody waits already, who would never be told.
         """
         if self._waiter is not None and not self._waiter.done():
-            raise RuntimeError("another task waits for this response already; one at a time may")
+            raise RuntimeError(_ONE_AT_A_TIME)
         self._waiter = asyncio.get_running_loop().create_future()
         self._pump = pump
         return self._waiter
@@ -103,6 +105,7 @@ class Response(AsyncIterator[StreamEvent]):
         self._open = open
         self._reservation = reservation
         self._request: tuple[Sequence, Reader] | None = None
+        self._opening = False
         self._names = {code: actor.model.name for code, actor in system.actors.items()}
         self._told = 0
         self._ended = False
@@ -201,13 +204,21 @@ class Response(AsyncIterator[StreamEvent]):
         self.close()
 
     async def _begun(self) -> tuple[Sequence, Reader]:
-        if self._request is None:
-            reserved = self._reservation
+        if self._request is not None:
+            return self._request
+        if self._ended:
+            raise RequestCancelled("the response was closed before it began")
+        if self._opening:
+            raise RuntimeError(_ONE_AT_A_TIME)
+        self._opening, reserved = True, self._reservation
+        try:
             with self._system.admission.reserve() if reserved is None else nullcontext(reserved) as place:
                 request = await self._open()
                 self._system.submit(request[0], place)
-            self._request = request
-        return self._request
+        finally:
+            self._opening = False
+        self._request = request
+        return request
 
     async def _news(self, reader: Reader, pump: Callable[[], bool] | None = None) -> None:
         news = reader.news(pump)

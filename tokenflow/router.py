@@ -348,6 +348,7 @@ class Router:
         timeout_s: float | None,
     ) -> tuple[Request, Reader]:
         system, members = self._running()
+        system.require_running()
         tokens = await self.encode(prompt, most=system.longest)
         check_known_ids(sampling, members.vocab_limit)
         names = [model.name for model in self.recipe.models if only in (0, model.code)]

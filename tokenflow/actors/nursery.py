@@ -150,7 +150,9 @@ class _Process:
             case Warm():
                 self.warm.set()
             case Forked(pid=0, error=error):
-                self._births.popleft().set_exception(WorkerDied(f"no worker can be forked: {error}"))
+                birth = self._births.popleft()
+                if not birth.done():
+                    birth.set_exception(WorkerDied(f"no worker can be forked: {error}"))
             case Forked(pid=pid):
                 child = self._workers[pid] = Child(pid)
                 self._watch(child)

@@ -33,6 +33,7 @@ from tokenflow.actors.supervisor import Condition, Supervisor
 from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
 from tokenflow.errors import RequestCancelled, RequestTimeout, RouterClosed, TokenflowError, WorkerDied
+from tokenflow.eventloop import require_loop
 from tokenflow.settings import settings
 from tokenflow.types import FinishReason, Load, Reservation, RouterStatus
 from tokenflow.wire.messages import Ready, Step, StepDone
@@ -120,6 +121,7 @@ class ActorSystem:
         :raises ModelLoadError: if a model cannot be loaded or does not fit the recipe.
         :raises WorkerDied: if a worker ends while loading.
         """
+        self._loop = asyncio.get_running_loop()
         shares = Shares({model.name: model.config.kv_cache for model in self._models})
         self._supervisors = [
             Supervisor(
@@ -153,6 +155,7 @@ class ActorSystem:
 
         A worker gets ``grace_s`` to finish what it is doing, and as long again to be terminated.
         """
+        require_loop(self._loop)
         self.error = self.error or RouterClosed("the router is stopped")
         for sequence in [*self._active.values(), *self._queue]:
             self.finish(
@@ -188,7 +191,9 @@ class ActorSystem:
 
         :raises RouterClosed: if the system is stopped.
         :raises WorkerDied: if a worker it needs is gone.
+        :raises RuntimeError: in another event loop than its own.
         """
+        require_loop(self._loop)
         if self.error is not None:
             raise type(self.error)(str(self.error))
 
