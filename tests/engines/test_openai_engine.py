@@ -304,7 +304,7 @@ NAN = float("nan")
         ([{"logprobs": {"tokens": ["token_id:5"], "token_logprobs": [NAN]}}], "nan for a log-probability"),
         ([{"logprobs": {"tokens": ["token_id:5"], "token_logprobs": [17.5]}}], "17.5 for a log-probability"),
         ([{"logprobs": {"tokens": ["token_id:5"], "token_logprobs": [10**400]}}], "it wrote"),
-        ([{"logprobs": {"tokens": ["token_id:5"], "token_logprobs": []}}], "it wrote"),
+        ([{"logprobs": {"tokens": ["token_id:5"] * 2, "token_logprobs": [-1.0]}}], "it wrote"),
         ([{"logprobs": {"tokens": [["a"]]}}], "it wrote"),
         ([{"logprobs": {"content": [{"id": True, "logprob": -1.0}]}}], "True for a token id"),
         ([{"logprobs": {"content": [{"id": 5, "top_logprobs": [{"id": 6}]}]}}], "it wrote"),
