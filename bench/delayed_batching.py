@@ -8,7 +8,8 @@ Everything is simulated: models that sleep, through the real router, processes a
 quiet machine and a long time.  So it measures cell by cell, keeps what it has in
 ``bench/results/delayed_batching.json``, stops after its budget, and goes on where it stopped.  What was
 measured while other programs took more than 15 % of a core is measured again, up to three times, and the
-cells of the sweep go on, on further routes, until their interval is below 1 %.
+cells of the sweep go on, on further routes: three times at least (the machine is slower at times, for half a
+minute or so, of which the intervals know nothing), and until their interval is below 1 %.
 
 - *sweep*: the paper's latencies (6.0 and 27.9 ms, p = 0.35); N = 1 to 16, all thresholds
   of the large model.
@@ -45,7 +46,7 @@ PROBABILITIES = (0.05, 0.2, 0.35, 0.5)
 RATIOS = (2.02, 4.65, 10.0)
 RESONANCE_MS = (60.0, 121.0)
 BUSY, TRIES = 0.15, 4
-PRECISE, MOST_RUNS, LONGEST_S = 0.01, 8, 100.0
+PRECISE, LEAST_RUNS, MOST_RUNS, LONGEST_S = 0.01, 3, 8, 100.0
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ def further(cell: Cell, before: dict[str, Any] | None) -> tuple[float, dict[str,
     """How many seconds a cell is yet to be measured, 0 if it is settled, and the part of it to build on."""
     if before is None or (before["elsewhere"] > BUSY and before["tries"] < TRIES):
         return cell.seconds, None
-    if cell.part == "sweep" and before["half_width"] > PRECISE and before["tries"] < MOST_RUNS:
+    unsettled = before["half_width"] > PRECISE or before["runs"] < LEAST_RUNS
+    if cell.part == "sweep" and unsettled and before["tries"] < MOST_RUNS:
         missing = before["seconds"] * ((before["half_width"] / PRECISE) ** 2 - 1)
         return min(max(1.2 * missing, cell.seconds / 2), LONGEST_S), before
     return 0.0, before

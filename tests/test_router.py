@@ -357,6 +357,17 @@ async def test_a_dropped_stream_cancels_its_request(tmp_path: Path) -> None:
     assert sum(len(done.rows) for _, _, done in log.steps) < 100
 
 
+async def test_a_second_task_that_waits_for_a_response_is_refused_and_the_first_goes_on(pair: Router) -> None:
+    whole = await pair.generate(PROMPT, max_tokens=30)
+    response = pair.stream(PROMPT, max_tokens=30)
+    async with asyncio.timeout(10):
+        first, second = await asyncio.gather(
+            response.completion(), response.completion(), return_exceptions=True
+        )
+    assert not isinstance(first, BaseException) and first.text == whole.text
+    assert isinstance(second, RuntimeError) and "another task waits" in str(second)
+
+
 async def test_a_livelock_is_an_error_that_names_recipe_model_and_position(tmp_path: Path) -> None:
     models = (toy_model(tmp_path, "a", 1, salt=1), toy_model(tmp_path, "b", 2, salt=2))
     recipe = recipe_of(models, {"a": ((ALWAYS, "b", "drop_last"),), "b": ((ALWAYS, "a", "drop_last"),)})

@@ -72,7 +72,10 @@ class Reader:
         """Comes true with the next news: of tokens while ``streaming``, else of the end.
 
         :param pump: takes news of tokens at once; answers whether it goes on, so that nobody need wake up.
+        :raises RuntimeError: if somebody waits already, who would never be told.
         """
+        if self._waiter is not None and not self._waiter.done():
+            raise RuntimeError("another task waits for this response already; one at a time may")
         self._waiter = asyncio.get_running_loop().create_future()
         self._pump = pump
         return self._waiter
@@ -207,8 +210,9 @@ class Response(AsyncIterator[StreamEvent]):
         return self._request
 
     async def _news(self, reader: Reader, pump: Callable[[], bool] | None = None) -> None:
+        news = reader.news(pump)
         try:
-            await reader.news(pump)
+            await news
         except BaseException:
             self.close()
             raise

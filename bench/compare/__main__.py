@@ -34,8 +34,8 @@ from bench.compare.servers import (
 MODELS = ROOT / "build" / "bench" / "models"
 LIMIT_S = 6.0
 _WARM_UP_S = 1.0
-_APART = 2
-"""How much longer a run may take that reads long prompts."""
+_APART = 10
+"""How much longer a run may take that reads long prompts: 134 M parameters read four of them in 50 s."""
 _LOADING_S, _STOPPING_S = 120.0, 15.0
 """What loading all models in all servers takes at most, and stopping them; a budget leaves time for both."""
 
@@ -248,7 +248,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--cells", default="", metavar="REGEX", help="only cells whose names match")
     parser.add_argument("--systems", default="", metavar="REGEX", help="only systems whose names match")
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, help="of each run: 3, and 1 with --quick")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a run is cut")
     parser.add_argument(
         "--budget",
@@ -262,7 +262,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sglang-python", type=Path, help="of one with tokenflow and SGLang, to compare it too"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.repetitions = options.repetitions or (1 if options.quick else 3)
+    return options
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def throughput(rows: Sequence[Row], by_load: bool = False) -> str:
             [
                 row.load if by_load else row.cell.algorithm,
                 *(spread(row.runs[name], "decode") if name in row.runs else "" for name in names),
-                *(f"**{gain}**" for gain in gains(row, "decode")),
+                *(f"**{gain}**" if gain else "" for gain in gains(row, "decode")),
                 spread(row.runs[OURS], "end_to_end"),
                 *gains(row, "end_to_end"),
                 share(row.of_bound()),

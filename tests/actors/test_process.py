@@ -213,7 +213,7 @@ async def test_only_the_end_of_a_flood_on_stderr_is_kept() -> None:
         with pytest.raises(WorkerDied) as caught:
             await slm.start(tasks)
         lines = str(caught.value).splitlines()[1:]
-        assert lines[:-1] == [f"  line {number}" for number in range(981, 1000)]
+        assert lines[:-1] == [f"  line {number}" for number in range(961, 1000)]
         assert set(lines[-1][2:-1]) == {"x"} and lines[-1].endswith("y")
         assert len(lines[-1]) < 5000
 
@@ -228,7 +228,7 @@ async def test_of_a_flood_only_the_beginning_is_logged(caplog: pytest.LogCapture
     async with scope(slm) as tasks:
         with pytest.raises(WorkerDied) as caught:
             await slm.start(tasks)
-    assert str(caught.value).splitlines()[1:] == [f"  line {number}" for number in range(49_980, 50_000)]
+    assert str(caught.value).splitlines()[1:] == [f"  line {number}" for number in range(49_960, 50_000)]
     logged = [record.message for record in caplog.records if record.name == "tokenflow.worker"]
     lines = [line for line in logged if " line " in line]
     assert lines[:3] == ["[slm] line 0", "[slm] line 1", "[slm] line 2"]

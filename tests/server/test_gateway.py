@@ -118,6 +118,7 @@ async def test_an_address_that_does_not_exist_is_an_error_like_others(
     assert (reply.status, reply.error["type"]) == (status, "invalid_request_error")
     assert reply.error["code"] == "not_found"
     assert f"{method} {path.replace('%00%ff', '')}" in reply.error["message"]
+    assert ("allow" in reply.headers) == (status == 405)
 
 
 async def test_every_request_is_one_line_of_json_in_the_log(

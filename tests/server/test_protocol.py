@@ -15,6 +15,7 @@ from tests.recipes import recipe_of, toy_model
 from tests.server.client import Reply
 from tests.server.conftest import Served, serving
 from tokenflow.server import protocol
+from tokenflow.server.protocol import LARGEST_HEAD
 from tokenflow.server.requests import MOST_VALUES
 from tokenflow.server.transport import LARGEST_BODY
 
@@ -71,7 +72,17 @@ async def test_what_is_no_http_gets_an_error_like_others(pair: Served, data: byt
 async def test_a_head_without_end_is_cut_off(pair: Served) -> None:
     for endless in (b"x" * 2**16, b"x: y\r\n" * 2**13):
         status, message = await refusal(pair, [b"GET /health HTTP/1.1\r\nx: ", *[endless] * 64])
-        assert (status, message) == (431, f"the head of a request may have {protocol.LARGEST_HEAD} bytes")
+        assert (status, message) == (431, f"the head of a request may have {LARGEST_HEAD} bytes")
+
+
+async def test_a_head_that_comes_at_once_may_not_be_longer(pair: Served) -> None:
+    for size, status in ((LARGEST_HEAD - 100, 200), (LARGEST_HEAD, 431)):
+        (reply,) = await answers(pair, b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"y" * size + b"\r\n\r\n")
+        assert reply.status == status
+    async with asyncio.timeout(20), pair.connect() as exchange:
+        for _ in range(3):  # each message has its own head
+            exchange.writer.write(b"GET /health HTTP/1.1\r\nx: " + b"y" * (LARGEST_HEAD // 2) + b"\r\n\r\n")
+            assert (await exchange.reply()).status == 200
 
 
 async def test_a_body_without_end_is_refused_and_then_cut_off(pair: Served) -> None:

@@ -9,7 +9,8 @@ import signal
 import time
 from collections import deque
 
-_LINES = 20
+_LINES = 40
+"""Enough for the stacks of some threads, with the line above them that says what happened."""
 _LONGEST_LINE = 4096
 _LOGGED_LINES, _SPAN_S = 1000, 1.0
 """So many lines are logged in such a time; tokens do not wait for a worker that floods its log."""

@@ -96,10 +96,11 @@ def no_model(name: str, names: tuple[str, ...]) -> ApiError:
     return ApiError(404, "invalid_request_error", "model_not_found", message, "model")
 
 
-def no_route(status: int, method: str, path: str) -> ApiError:
-    """There is no such endpoint (404), or it wants another method (405)."""
+def no_route(status: int, method: str, path: str, headers: Mapping[str, str]) -> ApiError:
+    """There is no such endpoint (404), or it wants another method (405), which ``headers`` name."""
     what = "there is no" if status == 404 else "not allowed:"
-    return ApiError(status, "invalid_request_error", "not_found", _bounded(f"{what} {method} {path}"))
+    message = _bounded(f"{what} {method} {path}")
+    return ApiError(status, "invalid_request_error", "not_found", message, None, headers)
 
 
 def wrong_key() -> ApiError:

@@ -76,19 +76,19 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        self._received += len(data)
         if not self._in_body:
             head, blank, rest = data.partition(b"\r\n\r\n")
+            if self._received + len(head) > LARGEST_HEAD:
+                self._refuse(no_http(431, f"the head of a request may have {LARGEST_HEAD} bytes"))
+                return
             data = _UPGRADE.sub(b"\r\ndeclined:", head) + blank + rest
+        self._received += len(data)
         super().data_received(data)
-        if self._late is not None and self._received > LARGEST_HEAD:
-            self._refuse(no_http(431, f"the head of a request may have {LARGEST_HEAD} bytes"))
-        elif self._received > LARGEST_MESSAGE:
+        if self._received > LARGEST_MESSAGE:
             self._refuse(no_http(413, f"a request may have {LARGEST_BODY} bytes"))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._received = 0
         if self._late is None:
             self._late = self.loop.call_later(HEAD_S, self._refuse_late)
 
@@ -100,6 +100,7 @@ class Protocol(HttpToolsProtocol):
         self.scope["extensions"] = {WIRE: Wire(self.cycle)}  # type: ignore[dict-item]
 
     def on_message_complete(self) -> None:
+        self._received = 0
         self._in_body = False
         super().on_message_complete()
 
