@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +58,26 @@ def held(until: Event) -> Fault:
         return False
 
     return fault
+
+
+def said(body: object) -> Fault:
+    """Answer with this object, as if it were a completion."""
+
+    def fault(handler: Handler) -> bool:
+        handler.answer(200, body)
+        return True
+
+    return fault
+
+
+def pinging(handler: Handler) -> bool:
+    """Show signs of life for ever, and no answer."""
+    handler.begin()
+    with contextlib.suppress(ConnectionError):
+        while not Event().wait(0.02):
+            handler.chunk(": ping\n\n")
+    handler.close_connection = True
+    return True
 
 
 class Endpoint:
@@ -178,13 +199,13 @@ class Handler(BaseHTTPRequestHandler):
         """Quiet."""
 
     def do_GET(self) -> None:
-        self.answer(200, {"object": "list", "data": [self.server.endpoint.card]})
+        if self.known():
+            self.answer(200, {"object": "list", "data": [self.server.endpoint.card]})
 
     def do_POST(self) -> None:
         endpoint = self.server.endpoint
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if endpoint.key is not None and self.headers.get("Authorization") != f"Bearer {endpoint.key}":
-            self.answer(401, {"error": {"message": "wrong key"}})
+        if not self.known():
             return
         with endpoint.lock:
             endpoint.requests.append(body)
@@ -198,15 +219,20 @@ class Handler(BaseHTTPRequestHandler):
             with endpoint.lock:
                 endpoint.busy -= 1
 
+    def known(self) -> bool:
+        """Whether the client has the key; one that has not is told so."""
+        key = self.server.endpoint.key
+        right = key is None or self.headers.get("Authorization") == f"Bearer {key}"
+        if not right:
+            self.answer(401, {"error": {"message": "wrong key"}})
+        return right
+
     def complete(self, body: Mapping[str, Any]) -> None:
         known = {"model", "prompt", "max_tokens", "temperature", "stream", "logprobs"}
         if self.server.endpoint.speaks == "plain" and (unknown := body.keys() - known):
             self.answer(400, {"error": {"message": f"unrecognized arguments: {sorted(unknown)}"}})
             return
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self.begin()
         try:
             for choice in self.server.endpoint.pieces(body):
                 self.chunk(f"data: {json.dumps({'choices': [choice]})}\n\n")
@@ -214,6 +240,13 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
         except ConnectionError:
             self.close_connection = True
+
+    def begin(self) -> None:
+        """The head of a streamed answer."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
 
     def chunk(self, text: str) -> None:
         data = text.encode()

@@ -96,6 +96,21 @@ def test_a_model_behind_an_endpoint_checks_no_tokens() -> None:
     ]
 
 
+def test_a_model_behind_an_endpoint_scores_no_prompts() -> None:
+    assert problems(recipe() | {"scorer": "llm"}) == [
+        "scorer: an endpoint does not score prompts: name a model that runs here, or leave it out"
+    ]
+    assert load_recipe(recipe() | {"scorer": "slm"}).scorer == "slm"
+
+
+def test_a_penalty_that_needs_logits_is_no_default_beside_an_endpoint() -> None:
+    assert problems(recipe() | {"sampling": {"repetition_penalty": 1.1}}) == [
+        "sampling.repetition_penalty: llm runs behind an endpoint, which gives no logits to penalise: leave "
+        "it out"
+    ]
+    assert load_recipe(recipe() | {"sampling": {"repetition_penalty": 1.0, "presence_penalty": 0.5}})
+
+
 def test_a_head_cannot_read_what_an_endpoint_does_not_show() -> None:
     source = recipe('head("r") > 0.5') | {"heads": {"r": {"kind": "r2r", "path": "owner/head"}}}
     assert problems(source) == [

@@ -17,7 +17,7 @@ from typing import Any
 from tokenflow.engines.sglang.crew import Crew
 from tokenflow.engines.sglang.orders import Copy, Inbox, Leave, Load, Order
 from tokenflow.types import ModelConfig
-from tokenflow.wire.watch import exit_with
+from tokenflow.wire.watch import die_with_parent, exit_with
 
 COMMAND = (sys.executable, "-P", "-m", "tests.engines.fake_rank")
 
@@ -47,6 +47,7 @@ def crew_of(folder: Path, ranks: int) -> Crew:
 
 def _follow(fd: int) -> None:
     sock = socket.socket(fileno=fd)
+    die_with_parent()
     Thread(target=exit_with, args=(fd,), daemon=True).start()
     inbox = Inbox(sock)
     load = inbox.receive()

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from threading import Barrier, Event
+from typing import Any
 
 import pytest
 import torch
 
-from tests.endpoint import EOS, MODEL, VOCAB, Endpoint, Handler, broken_after, hang_up, held, status
+from tests.endpoint import (
+    EOS,
+    MODEL,
+    VOCAB,
+    Endpoint,
+    Handler,
+    broken_after,
+    hang_up,
+    held,
+    pinging,
+    said,
+    status,
+)
 from tests.recipes import DEMO
 from tests.toy.engine import toy_logits
 from tokenflow.engines.base import Engine, Extend
@@ -226,13 +241,99 @@ def test_no_call_is_begun_that_could_take_longer_than_the_step(connect: Open) ->
     with Endpoint(logits=peaked) as endpoint:
         config = EndpointConfig(base_url=endpoint.url, timeout_s=6.0)
         settings = ModelConfig(path=str(DEMO / "small"), endpoint=config)
-        engine = OpenAIEngine(replace(settings, step_timeout=5.0))
+        engine = OpenAIEngine(replace(settings, step_timeout=8.0))
         endpoint.requests.clear()
-        endpoint.faults.append(status(503))
+        endpoint.faults.append(status(503, Retry_After="2"))
         slot, _ = engine.open(PROMPT)
         assert "answered 503" in engine.step([Extend(slot, PROMPT)]).failed[0]
         assert len(endpoint.requests) == 1
         engine.close()
+
+
+@pytest.mark.parametrize("fault", [status(429, "later", Retry_After="3600"), status(503, Retry_After="inf")])
+def test_a_pause_that_is_longer_than_the_step_is_not_begun(
+    connect: Open, fault: Callable[[Handler], bool]
+) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint)
+        endpoint.faults.append(fault)
+        slot, _ = engine.open(PROMPT)
+        assert "answered" in engine.step([Extend(slot, PROMPT)]).failed[0]
+        assert len(endpoint.requests) == 1
+
+
+def test_rows_that_must_wait_too_long_for_others_fail_before_the_step_does() -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        config = EndpointConfig(base_url=endpoint.url, concurrency=1, timeout_s=1.0, retries=0)
+        settings = ModelConfig(path=str(DEMO / "small"), endpoint=config)
+        engine = OpenAIEngine(replace(settings, step_timeout=2.0))
+        endpoint.requests.clear()
+        never = Event()
+        endpoint.faults.append(held(never))
+        slots = [engine.open(PROMPT).slot for _ in range(3)]
+        failed = engine.step([Extend(slot, PROMPT) for slot in slots]).failed
+        never.set()
+        assert "did not answer within 1 s" in failed[0]
+        assert all("too slow with other requests for this one" in failed[row] for row in (1, 2))
+        assert len(endpoint.requests) == 1
+        engine.close()
+
+
+def test_signs_of_life_are_no_answer(connect: Open) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint, timeout_s=0.3, retries=0)
+        endpoint.faults.append(pinging)
+        slot, _ = engine.open(PROMPT)
+        assert "did not answer within 0.3 s" in engine.step([Extend(slot, PROMPT)]).failed[0]
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("choices", "why"),
+    [
+        ("a", 'its choices are "a"'),
+        ([None], "its choices are [null]"),
+        ([{"text": "a"}], "a text without token ids"),
+        ([{"text": "a", "token_ids": ["5"]}], "'5' for a token id"),
+        ([{"text": "a", "token_ids": 5}], "it wrote"),
+        ([{"text": "a", "token_ids": [128]}], "token id 128, and the model in the recipe has 128 tokens"),
+        ([{"text": "a", "logprobs": [-1.0]}], "it wrote"),
+        ([{"logprobs": {"tokens": ["token_id:5"], "token_logprobs": ["-1 nat"]}}], "-1 nat"),
+        ([{"logprobs": {"tokens": ["token_id:5"], "token_logprobs": [NAN]}}], "nan for a log-probability"),
+        ([{"logprobs": {"tokens": ["token_id:5"], "token_logprobs": [17.5]}}], "17.5 for a log-probability"),
+        ([{"logprobs": {"tokens": ["token_id:5"], "token_logprobs": [10**400]}}], "it wrote"),
+        ([{"logprobs": {"tokens": ["token_id:5"] * 2, "token_logprobs": [-1.0]}}], "it wrote"),
+        ([{"logprobs": {"tokens": [["a"]]}}], "it wrote"),
+        ([{"logprobs": {"content": [{"id": True, "logprob": -1.0}]}}], "True for a token id"),
+        ([{"logprobs": {"content": [{"id": 5, "top_logprobs": [{"id": 6}]}]}}], "it wrote"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_fails_its_row_alone(connect: Open, choices: Any, why: str) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint, concurrency=1)
+        slots = [engine.open(PROMPT).slot for _ in range(2)]
+        endpoint.faults.append(said({"choices": choices}))
+        output = engine.step([Extend(slot, PROMPT) for slot in slots])
+        assert list(output.failed) == [0]
+        assert f"the answer of {endpoint.url} cannot be read" in output.failed[0]
+        assert why in output.failed[0]
+        assert int(output.logits[0, :VOCAB].argmax()) == int(peaked(PROMPT).argmax())
+
+
+def test_alternatives_that_were_not_asked_for_do_no_harm(connect: Open) -> None:
+    """More of them than asked for, and none by a name that is known."""
+    nameless = {f"no such text {index}": -3.0 - index for index in range(40)}
+    logprobs = {"tokens": ["token_id:5"], "token_logprobs": [-0.1], "top_logprobs": [nameless]}
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint, top_logprobs=3)
+        endpoint.faults.append(said({"choices": [{"logprobs": logprobs}]}))
+        slot, _ = engine.open(PROMPT)
+        output = engine.step([Extend(slot, PROMPT)])
+        assert int(output.logits[0, :VOCAB].argmax()) == 5
+        assert output.known is not None
+        assert output.known.tolist() == [1]
 
 
 def test_an_answer_that_is_no_json_fails_its_row(connect: Open) -> None:
@@ -259,7 +360,12 @@ def test_the_key_comes_from_the_environment_and_shows_nowhere(
         monkeypatch.setenv("SOME_KEY", "0ther")
         with pytest.raises(ModelLoadError, match="answered 401: wrong key") as refused:
             connect(endpoint, api_key_env="SOME_KEY")
+        assert str(refused.value).endswith("is the key (endpoint.api_key_env) right?")
         assert "0ther" not in str(refused.value)
+        monkeypatch.setenv("SOME_KEY", "s3cret\r")
+        with pytest.raises(ModelLoadError, match="SOME_KEY holds a line break") as refused:
+            connect(endpoint, api_key_env="SOME_KEY")
+        assert "s3cret" not in str(refused.value)
         monkeypatch.delenv("SOME_KEY")
         with pytest.raises(ModelLoadError, match="environment variable SOME_KEY is not set"):
             connect(endpoint, api_key_env="SOME_KEY")
@@ -270,16 +376,44 @@ def test_what_does_not_fit_is_told_when_the_model_loads(connect: Open) -> None:
         with pytest.raises(ModelLoadError, match=r"lists 1 token\(s\) .* set endpoint\.top_logprobs to 1"):
             connect(endpoint)
         connect(endpoint, top_logprobs=1)
+        for empty in ({}, {"choices": []}, {"choices": [{"text": ""}]}):
+            endpoint.faults.append(said(empty))
+            with pytest.raises(ModelLoadError, match="cannot be read: it has no tokens"):
+                connect(endpoint, top_logprobs=1)
     with pytest.raises(ModelLoadError, match=r"Connection refused; is endpoint\.base_url right"):
         connect(endpoint)
     with Endpoint("silent", peaked) as endpoint, pytest.raises(ModelLoadError, match=r"lists 0 token\(s\)"):
         connect(endpoint)
     with Endpoint(logits=peaked, card={"id": "x"}) as endpoint:
         assert connect(endpoint).info.context_length == 1024
-    with pytest.raises(ModelLoadError, match="must be like http"):
-        OpenAIEngine(ModelConfig(path=str(DEMO / "small"), endpoint=EndpointConfig(base_url="ftp://x")))
+    for url in ("ftp://x", "http://127.0.0.1:http/v1", "http://[::1/v1", "http:///v1"):
+        with pytest.raises(ModelLoadError, match="must be like http"):
+            OpenAIEngine(ModelConfig(path=str(DEMO / "small"), endpoint=EndpointConfig(base_url=url)))
     with pytest.raises(ModelLoadError, match=r"needs endpoint\.base_url"):
         OpenAIEngine(ModelConfig(path=str(DEMO / "small")))
+
+
+def test_a_list_of_models_that_makes_no_sense_names_none(connect: Open) -> None:
+    with Endpoint(logits=peaked, card={"id": MODEL, "max_model_len": "long"}) as endpoint:
+        assert connect(endpoint).info.context_length == 1024
+        endpoint.card = ["no", "cards"]  # type: ignore[assignment]
+        with pytest.raises(ModelLoadError, match=r"lists no models: set endpoint\.model_id"):
+            connect(endpoint)
+        assert write(connect(endpoint, model_id=MODEL), PROMPT, 2) == greedy(PROMPT, 2, peaked)
+
+
+def test_the_size_of_the_vocabulary_is_read_wherever_a_configuration_has_it(tmp_path: Path) -> None:
+    facts = json.loads((DEMO / "small" / "config.json").read_text())
+    (tmp_path / "tokenizer.json").write_bytes((DEMO / "small" / "tokenizer.json").read_bytes())
+    with Endpoint(logits=peaked) as endpoint:
+        config = ModelConfig(path=str(tmp_path), endpoint=EndpointConfig(base_url=endpoint.url))
+        (tmp_path / "config.json").write_text(json.dumps({"text_config": facts}))
+        engine = OpenAIEngine(config)
+        assert write(engine, PROMPT, 2) == greedy(PROMPT, 2, peaked)
+        engine.close()
+        (tmp_path / "config.json").write_text("{}")
+        with pytest.raises(ModelLoadError, match=r"config\.json has no vocab_size"):
+            OpenAIEngine(config)
 
 
 def test_what_an_endpoint_does_not_show_is_refused(connect: Open) -> None:

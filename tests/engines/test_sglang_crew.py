@@ -119,6 +119,19 @@ def test_the_other_ranks_leave_with_the_first(first: subprocess.Popen[str], tmp_
     assert not alive
 
 
+def test_a_rank_that_is_stopped_leaves_with_the_first_too(
+    first: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    second = _second(tmp_path)
+    second.suspend()
+    first.send_signal(signal.SIGKILL)
+    first.wait(30)
+    _, alive = psutil.wait_procs([second], timeout=30)
+    for process in alive:
+        process.kill()
+    assert not alive
+
+
 def test_ranks_that_have_no_device_are_told_before_any_starts(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="rank 1 needs CUDA device 1, and this machine has 0 of them"):
         place_of("cuda", 1)

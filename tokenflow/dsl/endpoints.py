@@ -36,6 +36,12 @@ def check_endpoints(document: Document, models: dict[str, Any], meaning: Meaning
             if owner == name:
                 message = f"it reads states of {name}, which runs behind an endpoint and does not show them"
                 document.report(("heads", head), message, at_key=True)
+        if document.data.get("scorer") == name:
+            message = "an endpoint does not score prompts: name a model that runs here, or leave it out"
+            document.report(("scorer",), message)
+        if mapping(document.data.get("sampling")).get("repetition_penalty", 1) != 1:
+            message = f"{name} runs behind an endpoint, which gives no logits to penalise: leave it out"
+            document.report(("sampling", "repetition_penalty"), message)
         _check_times(document, name, config, mapping(endpoint))
         listed = mapping(endpoint).get("top_logprobs", EndpointConfig(base_url="").top_logprobs)
         if isinstance(listed, int):

@@ -7,6 +7,7 @@ only, which mean a token where exactly one of the vocabulary has that text.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 _BY_ID = "token_id:"
+_ROUNDING = 1e-3
+_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,22 @@ class Unreadable(Exception):
 
 
 class Vocabulary:
-    """Token ids by text, read when first asked for."""
+    """Token ids by text, read when first asked for; ``size`` is how many ids there are."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, size: int) -> None:
         self._file = file
+        self._size = size
+
+    def check(self, token: Any) -> int:
+        """``token``, if it is an id; :raises Unreadable: if not."""
+        if type(token) is not int:
+            raise Unreadable(f"it gives {token!r} for a token id")
+        if not 0 <= token < self._size:
+            raise Unreadable(
+                f"it gives token id {token}, and the model in the recipe has {self._size} tokens: is it the "
+                "same model?"
+            )
+        return token
 
     def id_of(self, text: str) -> int | None:
         """The one token with this text; None if there is none or several."""
@@ -54,11 +69,26 @@ class Vocabulary:
         return ids
 
 
-def read_choice(choice: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Position]:
+def choices_of(event: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The choices of an answer, or of a piece of one; :raises Unreadable: if they are something else."""
+    choices = event.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise Unreadable(f"its choices are {json.dumps(choices):.{_SHOWN}}")
+    return choices
+
+
+def read_choice(choice: Mapping[str, Any], vocabulary: Vocabulary) -> list[Position]:
     """The tokens of a choice of ``/v1/completions``, or of a piece of one.
 
     :raises Unreadable: if they cannot be told.
     """
+    try:
+        return list(_positions(choice, vocabulary))
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        raise Unreadable(f"it wrote {json.dumps(choice):.{_SHOWN}} ({error})") from error
+
+
+def _positions(choice: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Position]:
     logprobs = choice.get("logprobs") or {}
     ids = choice.get("token_ids") or []
     if "content" in logprobs:
@@ -68,12 +98,12 @@ def read_choice(choice: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[P
     if not texts:
         if not ids and choice.get("text"):
             raise Unreadable("it gives a text without token ids or log-probabilities")
-        yield from (Position(token, ()) for token in ids)
+        yield from (Position(vocabulary.check(token), ()) for token in ids)
         return
     tops = logprobs.get("top_logprobs") or [None] * len(texts)
     values = logprobs.get("token_logprobs") or [None] * len(texts)
     for index, text in enumerate(texts):
-        token = ids[index] if index < len(ids) else _id_of(text, vocabulary)
+        token = vocabulary.check(ids[index]) if index < len(ids) else _id_of(text, vocabulary)
         if token is None:
             raise Unreadable(f"it calls a token {text!r}, which is no single token of the vocabulary")
 
@@ -86,13 +116,10 @@ def read_choice(choice: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[P
 def _entries(entries: list[Mapping[str, Any]], vocabulary: Vocabulary) -> Iterator[Position]:
     """The form of chat completions, with ids in it if it is llama-server's."""
     for entry in entries:
-        token = entry["id"] if "id" in entry else _id_of(entry.get("token", ""), vocabulary)
+        token = _id_in(entry, vocabulary)
         if token is None:
             raise Unreadable(f"it calls a token {entry.get('token')!r}, which is no token of the vocabulary")
-        pairs = [
-            (top["id"] if "id" in top else _id_of(top.get("token", ""), vocabulary), top["logprob"])
-            for top in entry.get("top_logprobs") or []
-        ]
+        pairs = [(_id_in(top, vocabulary), top["logprob"]) for top in entry.get("top_logprobs") or []]
         yield Position(token, _best(token, entry.get("logprob"), pairs, lambda known: known))
 
 
@@ -104,10 +131,17 @@ def _best(
     if logprob is not None:
         # Under its own text there may be another token's value: texts are not unique.
         found = [(token, float(logprob)), *(pair for pair in found if pair[0] != token)]
+    for _, value in found:
+        if not value <= _ROUNDING:
+            raise Unreadable(f"it gives {value:g} for a log-probability")
     return tuple(sorted(found, key=lambda pair: (-pair[1], pair[0] != token)))
+
+
+def _id_in(entry: Mapping[str, Any], vocabulary: Vocabulary) -> int | None:
+    return vocabulary.check(entry["id"]) if "id" in entry else _id_of(entry.get("token", ""), vocabulary)
 
 
 def _id_of(text: str, vocabulary: Vocabulary) -> int | None:
     if text.startswith(_BY_ID) and text[len(_BY_ID) :].isdecimal():
-        return int(text[len(_BY_ID) :])
+        return vocabulary.check(int(text[len(_BY_ID) :]))
     return vocabulary.id_of(text)

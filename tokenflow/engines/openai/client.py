@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections import deque
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -41,16 +42,20 @@ class Client:
     """
 
     def __init__(self, endpoint: EndpointConfig, key: str | None) -> None:
-        url = urlsplit(endpoint.base_url)
-        if url.scheme not in ("http", "https") or not url.hostname:
+        try:
+            url = urlsplit(endpoint.base_url)
+            host, port = url.hostname, url.port
+        except ValueError:
+            host = None
+        if host is None or url.scheme not in ("http", "https"):
             raise ModelLoadError(
                 f"endpoint.base_url must be like http://127.0.0.1:8000/v1, got {endpoint.base_url!r}"
             )
         self.url = endpoint.base_url.rstrip("/")
-        self._host, self._port = url.hostname, url.port
+        self._host, self._port = host, port
         self._connect = HTTPSConnection if url.scheme == "https" else HTTPConnection
         self._path = url.path.rstrip("/")
-        self._timeout_s = endpoint.timeout_s
+        self.timeout_s = endpoint.timeout_s
         self._headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -78,7 +83,7 @@ class Client:
             try:
                 connection, fresh = self._idle.pop(), False
             except IndexError:
-                connection = self._connect(self._host, self._port, timeout=self._timeout_s)
+                connection = self._connect(self._host, self._port, timeout=self.timeout_s)
                 fresh = True
             try:
                 connection.request(method, self._path + path, body, self._headers)
@@ -99,7 +104,7 @@ class Client:
 
     def _trouble(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
-            return f"{self.url} did not answer within {self._timeout_s:g} s"
+            return f"{self.url} did not answer within {self.timeout_s:g} s"
         if isinstance(error, socket.gaierror):
             return f"{self.url}: there is no host {self._host!r}"
         return f"{self.url}: {type(error).__name__}: {error}"
@@ -158,11 +163,16 @@ class Call:
                 yield self._parse(self._response.read())
                 return
             done = False
+            asked = time.monotonic()
             while line := self._response.readline():
                 data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
                 done |= data == b"[DONE]"
                 if data and not done:
                     yield self._parse(data)
+                    asked = time.monotonic()
+                elif not done and time.monotonic() - asked > self._client.timeout_s:
+                    # A sign of life, as some send while a request queues, is no answer.
+                    raise TimeoutError
             if not done:
                 raise CallFailed(f"the answer of {self._client.url} broke off")
         except (OSError, HTTPException) as error:

@@ -29,7 +29,7 @@ from tokenflow.engines.openai.remote import Remote
 from tokenflow.errors import EngineError, ModelLoadError
 from tokenflow.types import ModelConfig
 
-_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
+_PAUSE_S = 0.25
 _SHARE_OF_STEP = 0.9
 
 
@@ -76,10 +76,13 @@ class OpenAIEngine:
         self._longest_s = _SHARE_OF_STEP * config.step_timeout
         path = Path(config.path)
         facts = _read(path / "config.json")
+        facts |= facts.get("text_config") or {}
         eos = _eos(_read(path / "generation_config.json"), facts)
-        self._width = width = int(facts["vocab_size"])
+        self._width = width = int(facts.get("vocab_size") or 0)
+        if not width:
+            raise ModelLoadError(f"{path / 'config.json'} has no vocab_size")
         some = next(token for token in range(width) if token not in eos)
-        self._remote = Remote(config.endpoint, Vocabulary(path / "tokenizer.json"), eos, some)
+        self._remote = Remote(config.endpoint, Vocabulary(path / "tokenizer.json", width), eos, some)
         longest = self._remote.context_length or int(facts.get("max_position_embeddings") or 0)
         context = config.context_length or longest
         if not context or (longest and context > longest):
@@ -178,7 +181,13 @@ class OpenAIEngine:
         A row that does not come in time fails alone: a step that takes too long would cost all of them, and
         the worker.
         """
+        timeout_s = self._endpoint.timeout_s
         for attempt in range(self._endpoint.retries + 1):
+            if slot.ahead is None and time.monotonic() + timeout_s > give_up_at:
+                return (
+                    f"{self._remote.url} was too slow with other requests for this one to be asked: raise "
+                    "endpoint.concurrency or step_timeout, or lower max_requests"
+                )
             try:
                 if slot.ahead is None:
                     slot.ahead = self._read_on(slot)
@@ -188,8 +197,8 @@ class OpenAIEngine:
                 return f"the answer of {self._remote.url} cannot be read: {error}"
             except CallFailed as error:
                 slot.forget()
-                pause_s = min(max(_PAUSE_S * 2**attempt, error.pause_s), _LONGEST_PAUSE_S)
-                late = time.monotonic() + pause_s + self._endpoint.timeout_s > give_up_at
+                pause_s = max(_PAUSE_S * 2**attempt, error.pause_s)
+                late = time.monotonic() + pause_s + timeout_s > give_up_at
                 if not error.may_pass or late or attempt == self._endpoint.retries:
                     return str(error)
                 time.sleep(pause_s)

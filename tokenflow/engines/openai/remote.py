@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from tokenflow.engines.openai.answers import Position, Unreadable, Vocabulary, read_choice
+from tokenflow.engines.openai.answers import Position, Unreadable, Vocabulary, choices_of, read_choice
 from tokenflow.engines.openai.client import Call, CallFailed, Client
 from tokenflow.errors import ModelLoadError
 from tokenflow.settings import secret
@@ -44,7 +44,8 @@ class Remote:
         try:
             card = self._card()
             self._model = endpoint.model_id or str(card.get("id", ""))
-            self.context_length = int(card.get("max_model_len") or 0)
+            longest = card.get("max_model_len")
+            self.context_length = longest if isinstance(longest, int) else 0
             self._probe([prompt])
         except BaseException:
             self.close()
@@ -73,12 +74,12 @@ class Remote:
         :raises CallFailed: if the answer breaks off.
         :raises Unreadable: if it does not say which tokens it consists of.
         """
-        last = -1
+        last, most = -1, self._endpoint.top_logprobs + 1
         for event in call:
-            for choice in event.get("choices") or []:
+            for choice in choices_of(event):
                 for position in read_choice(choice, self._vocabulary):
                     last = position.token
-                    yield position
+                    yield Position(last, position.best[:most])
                 if choice.get("finish_reason") == "stop" and last not in self._eos:
                     if not self._eos:
                         raise Unreadable("it ended, and the model has no end-of-sequence token")
@@ -92,14 +93,15 @@ class Remote:
         """What the endpoint says of its model, or of its first one; empty if it does not."""
         wanted = self._endpoint.model_id
         try:
-            models = self._client.get("/models").get("data") or []
+            models = self._client.get("/models").get("data")
         except CallFailed as error:
             if wanted and error.status:
                 return {}
-            raise ModelLoadError(f"{error}; is endpoint.base_url right?") from error
-        for model in models:
-            if not wanted or model.get("id") == wanted:
-                return dict(model)
+            what = "the key (endpoint.api_key_env)" if error.status in (401, 403) else "endpoint.base_url"
+            raise ModelLoadError(f"{error}; is {what} right?") from error
+        for model in models if isinstance(models, list) else []:
+            if isinstance(model, dict) and (not wanted or model.get("id") == wanted):
+                return model
         if not wanted:
             raise ModelLoadError(f"{self.url} lists no models: set endpoint.model_id")
         return {}
@@ -130,12 +132,16 @@ class Remote:
     def _try(self, prompt: list[int]) -> list[Position]:
         with closing(self.ask(prompt, _PROBE_TOKENS)) as call:
             found: list[Position] = []
+            ended = False
             for event in call:
-                for choice in event.get("choices") or []:
+                for choice in choices_of(event):
                     found += read_choice(choice, self._vocabulary)
+                    ended |= choice.get("finish_reason") is not None
                     if "content" in (choice.get("logprobs") or {}):
                         # llama-server, which takes ignore_eos to mean that the model must not end at all.
                         self._extensions.pop("ignore_eos", None)
+            if not found and not ended:
+                raise Unreadable("it has no tokens")
             return found
 
 
@@ -145,4 +151,9 @@ def _key(endpoint: EndpointConfig) -> str | None:
     key = secret(endpoint.api_key_env)
     if key is None:
         raise ModelLoadError(f"environment variable {endpoint.api_key_env} is not set (endpoint.api_key_env)")
+    if not key.isascii() or not key.isprintable():
+        raise ModelLoadError(
+            f"environment variable {endpoint.api_key_env} holds a line break or a character that no key has "
+            "(endpoint.api_key_env)"
+        )
     return key

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 from tokenflow.engines.sglang.load import HOST
 from tokenflow.engines.sglang.orders import Inbox, Leave, Load
 from tokenflow.engines.sglang.rank import Rank
-from tokenflow.wire.watch import exit_with
+from tokenflow.wire.watch import die_with_parent, exit_with
 
 
 def main() -> NoReturn:
@@ -26,6 +26,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
+    die_with_parent()
     Thread(target=exit_with, args=(sock.fileno(),), daemon=True).start()
     inbox = Inbox(sock)
     load = inbox.receive()
