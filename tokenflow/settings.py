@@ -84,8 +84,11 @@ def _thread_limits(threads: int) -> dict[str, str]:
 def prepare_sglang(*, cpu: bool) -> None:
     """Set what SGLang reads from the environment, before it is imported; what the user has set stays.
 
-    ``cpu`` makes it take its CPU code paths; otherwise these are what its own launcher sets for CUDA.
+    ``cpu`` makes it take its CPU code paths; otherwise these are what its own launcher sets for CUDA.  Ranks
+    get their orders from us, so the queue between them, whose shared memory would outlive a killed worker, is
+    left out.
     """
     cuda = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
-    for name, value in ({"SGLANG_USE_CPU_ENGINE": "1"} if cpu else cuda).items():
+    own = {"SGLANG_USE_CPU_ENGINE": "1"} if cpu else cuda
+    for name, value in {**own, "SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "0"}.items():
         os.environ.setdefault(name, value)

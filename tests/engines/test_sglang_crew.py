@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.engines.fake_rank import COMMAND, crew_of
-from tokenflow.engines.sglang.load import place_of
+from tokenflow.engines.sglang.load import place_of, server_arguments
 from tokenflow.engines.sglang.orders import (
     Copy,
     Embed,
@@ -130,6 +130,13 @@ def test_a_rank_that_is_stopped_leaves_with_the_first_too(
     for process in alive:
         process.kill()
     assert not alive
+
+
+def test_a_cache_that_is_smaller_than_a_block_is_refused() -> None:
+    with pytest.raises(
+        ModelLoadError, match="kv_cache of 15 tokens is too small: it must hold a block of 16"
+    ):
+        server_arguments(ModelConfig(path="x", kv_cache=15, dtype="float32"), "cpu", False, "auto")
 
 
 def test_ranks_that_have_no_device_are_told_before_any_starts(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ async def test_models_that_choose_their_cache_hold_as_many_tokens_on_any_engine(
 async def test_a_killed_worker_changes_no_answer(
     parallel: int, temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All ranks of the killed worker go with it."""
+    """All ranks of the killed worker go with it; it has no shared memory that somebody must tidy up."""
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
     async with Router(RECIPE) as router:
         expected = await router.generate_many(PROMPTS, **REQUEST)
@@ -98,6 +98,7 @@ async def test_a_killed_worker_changes_no_answer(
     def kill(model: str, step: Step, done: StepDone) -> None:
         if model == "llm" and step.rows and step.id > 20 and not killed:
             killed.append(Belongings())
+            assert not [file for file in killed[0].shared if Path(file).exists()]
             assert router._system is not None
             actor = next(one for one in router._system.actors.values() if one.model.name == "llm")
             first = psutil.Process(actor.supervisor.pid)

@@ -109,7 +109,14 @@ def _load(
 
 
 def server_arguments(config: ModelConfig, device: str, cuda_graphs: bool, load_format: str) -> dict[str, Any]:
-    """The fields of SGLang's ``ServerArgs`` that matter to a model whose scheduling is not SGLang's."""
+    """The fields of SGLang's ``ServerArgs`` that matter to a model whose scheduling is not SGLang's.
+
+    :raises ModelLoadError: if the KV cache holds nothing.
+    """
+    if config.kv_cache is not None and config.kv_cache < BLOCK_SIZE:
+        raise ModelLoadError(
+            f"kv_cache of {config.kv_cache} tokens is too small: it must hold a block of {BLOCK_SIZE} at least"
+        )
     # SGLang's own ``auto`` would halve float32.
     dtype = stored_tensors(Path(config.path)).dtype if config.dtype == "auto" else config.dtype
     arguments: dict[str, Any] = {
