@@ -114,9 +114,7 @@ def server_arguments(config: ModelConfig, device: str, cuda_graphs: bool, load_f
     :raises ModelLoadError: if the KV cache holds nothing.
     """
     if config.kv_cache is not None and config.kv_cache < BLOCK_SIZE:
-        raise ModelLoadError(
-            f"kv_cache of {config.kv_cache} tokens is too small: it must hold a block of {BLOCK_SIZE} at least"
-        )
+        raise ModelLoadError(f"kv_cache of {config.kv_cache} tokens is too small: a block has {BLOCK_SIZE}")
     # SGLang's own ``auto`` would halve float32.
     dtype = stored_tensors(Path(config.path)).dtype if config.dtype == "auto" else config.dtype
     arguments: dict[str, Any] = {
