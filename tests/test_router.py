@@ -387,6 +387,19 @@ async def test_a_response_that_was_closed_before_it_began_never_begins(pair: Rou
     assert pair.load.running == 0
 
 
+async def test_a_response_that_is_closed_while_its_prompt_is_read_never_begins(
+    pair: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenflow.router.is_long", lambda prompt: True)  # so that it is read in a thread
+    response = pair.stream(PROMPT, max_tokens=4)
+    beginning = asyncio.create_task(response.begin())
+    await asyncio.sleep(0)
+    response.close()
+    with pytest.raises(RequestCancelled, match="closed before it began"):
+        await beginning
+    assert pair.load.running == 0
+
+
 async def test_a_router_is_used_and_left_in_the_event_loop_that_it_was_entered_in(pair: Router) -> None:
     def elsewhere(ask: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         with pytest.raises(RuntimeError, match="entered in another event loop: use it there"):

@@ -206,14 +206,14 @@ class Response(AsyncIterator[StreamEvent]):
     async def _begun(self) -> tuple[Sequence, Reader]:
         if self._request is not None:
             return self._request
-        if self._ended:
-            raise RequestCancelled("the response was closed before it began")
         if self._opening:
             raise RuntimeError(_ONE_AT_A_TIME)
         self._opening, reserved = True, self._reservation
         try:
             with self._system.admission.reserve() if reserved is None else nullcontext(reserved) as place:
                 request = await self._open()
+                if self._ended:
+                    raise RequestCancelled("the response was closed before it began")
                 self._system.submit(request[0], place)
         finally:
             self._opening = False

@@ -147,8 +147,7 @@ class Planning:
 
 async def _load() -> None:
     """Import what plans are spoken of in: numpy takes a moment that nobody's tokens should wait for."""
-    for module in ("job", "table"):
-        await to_thread.run_sync(import_module, f"tokenflow.planner.{module}", abandon_on_cancel=True)
+    await to_thread.run_sync(import_module, "tokenflow.planner.job", abandon_on_cancel=True)
 
 
 async def _planned(job: Job) -> AsyncIterator[Planned]:

@@ -121,20 +121,22 @@ class Events:
         self._send = send
         self._headers = headers
         self.write, self.ready, self.drained = wire.write, wire.ready, wire.drained
+        self._beginning = asyncio.Lock()
         self.begun = False
 
     async def begin(self) -> None:
-        """Begin the response, if it has not begun."""
-        if self.begun:
-            return
-        self.begun = True
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()],
-            }
-        )
+        """Begin the response, if it has not begun; once this returns, events may be written."""
+        async with self._beginning:
+            if self.begun:
+                return
+            self.begun = True
+            await self._send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()],
+                }
+            )
 
     async def end(self, events: bytes = b"") -> None:
         """Send the last events and close the stream."""
