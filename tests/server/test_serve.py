@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -174,16 +175,55 @@ async def test_workers_that_are_killed_under_load_are_replaced_and_no_client_not
             for worker in workers:
                 worker.kill()
             bodies = await asyncio.gather(*(body_of(stream) for stream in streams))
-        for body in bodies:
-            events = [
-                json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")
-            ]
-            assert "".join(event["choices"][0]["text"] for event in events) == whole["text"]
+        assert [text_of(body) for body in bodies] == [whole["text"]] * 4
         assert await client.metric("worker_restarts_total") == 2
         assert (await client.get("/health")).status == 200
         server.process.send_signal(signal.SIGTERM)
         code, said = await server.end()
         assert code == 0, said
+
+
+async def test_workers_that_hang_under_load_are_replaced_and_no_client_notices() -> None:
+    timeouts = [f"--set=models.{model}.step_timeout=1" for model in ("slm", "llm")]
+    async with running(*timeouts) as server:
+        client = await client_of(server)
+        (whole,) = (await client.complete(**{**SHORT, "stream": False}))["choices"]
+        router = psutil.Process(server.process.pid)
+        async with AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(client.open("POST", "/v1/completions", SHORT))
+                for _ in range(4)
+            ]
+            for stream in streams:
+                assert await stream.head() == 200
+            for worker in set(router.children(recursive=True)) - set(router.children()):
+                worker.suspend()
+            assert (await client.get("/health")).status == 200
+            texts = [text_of(await body_of(stream)) for stream in streams]
+        assert texts == [whole["text"]] * 4
+        assert await client.metric("worker_restarts_total") == 2
+
+
+async def test_a_model_that_is_given_up_is_named_to_all_who_want_it() -> None:
+    async with running(*(f"--set=models.{model}.restarts=0" for model in ("slm", "llm"))) as server:
+        client = await client_of(server)
+        router = psutil.Process(server.process.pid)
+        async with client.open("POST", "/v1/completions", {**LONG, "n": 4}) as stream:
+            assert await stream.head() == 200
+            for worker in set(router.children(recursive=True)) - set(router.children()):
+                worker.kill()
+            *_, error, done = (await body_of(stream)).decode().strip().split("\n\n")
+        assert done == "data: [DONE]"
+        told = json.loads(error.removeprefix("data: "))["error"]
+        assert (told["type"], told["code"]) == ("unavailable_error", "worker_died")
+        for reply in (await client.get("/health"), await client.post("/v1/completions", {"prompt": "a"})):
+            assert (reply.status, reply.error["code"]) == (503, "model_down")
+            for message in (reply.error["message"], told["message"]):
+                assert re.search(r"model '[sl]lm' is given up: .* ended with signal 9 \(SIGKILL\)", message)
+        server.process.send_signal(signal.SIGTERM)
+        code, said = await server.end()
+        assert code == 0, said
+        assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGTERM] * 2, [signal.SIGINT] * 2])
@@ -229,6 +269,12 @@ async def test_a_wrong_setting_is_named_in_the_last_line(
     assert ended == code, said
     assert message in said.strip().splitlines()[-1 if code != 2 or "entry" not in message else -2]
     assert "Traceback" not in said
+
+
+def text_of(body: bytes) -> str:
+    """The text of a streamed completion."""
+    events = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
+    return "".join(event["choices"][0]["text"] for event in events)
 
 
 def test_help_names_every_option_and_loads_nothing_heavy() -> None:
