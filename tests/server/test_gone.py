@@ -112,8 +112,8 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
         async def ask(number: int) -> None:
             body = {"prompt": [1, 40 + number % 50, 50], "max_tokens": 60, "ignore_eos": True}
             data = json.dumps({**body, "stream": dice.random() < 0.7, "n": dice.choice((1, 1, 3))}).encode()
-            request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data)
-            request += data
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            request = f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
             async with served.connect() as exchange:
                 if dice.random() < 0.3:
                     exchange.writer.write(request[: dice.randrange(1, len(request))])

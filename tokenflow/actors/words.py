@@ -46,7 +46,7 @@ class LastWords:
         """Stop listening, though somebody may still write."""
         if self._reading < 0:
             return
-        # Not by a transport: uvloop's for pipes closes a number twice, and it may be another thread's by then.
+        # uvloop's transports for pipes close a number twice, and it may be another thread's by then.
         asyncio.get_running_loop().remove_reader(self._reading)
         os.close(self._reading)
         self._reading = -1
