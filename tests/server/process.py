@@ -58,7 +58,7 @@ async def running(
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            await process.communicate()  # up to the end of its stderr, which is the event loop's until then
 
 
 async def client_of(server: Process) -> Client:

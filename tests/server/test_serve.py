@@ -202,6 +202,9 @@ async def test_workers_that_hang_under_load_are_replaced_and_no_client_notices()
             texts = [text_of(await body_of(stream)) for stream in streams]
         assert texts == [whole["text"]] * 4
         assert await client.metric("worker_restarts_total") == 2
+        server.process.send_signal(signal.SIGTERM)
+        code, said = await server.end()
+        assert code == 0, said
 
 
 async def test_a_model_that_is_given_up_is_named_to_all_who_want_it() -> None:
