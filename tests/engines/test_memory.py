@@ -15,7 +15,7 @@ from tests.engines.tiny import CONTEXT, VOCAB, edit_config, make_model
 from tests.recipes import ENGINE
 from tokenflow.engines import memory
 from tokenflow.engines.load import claim
-from tokenflow.engines.memory import alone, available_bytes, claim_of, stored_tensors
+from tokenflow.engines.memory import alone, available_bytes, claim_of, stored_sizes
 from tokenflow.engines.torch import TorchEngine
 from tokenflow.engines.torch.linear import packs
 from tokenflow.engines.torch.weights import Weights
@@ -92,7 +92,7 @@ def test_quantised_weights_keep_their_size_and_the_others_say_the_dtype(config: 
         "packed.weight": torch.zeros(10, dtype=torch.int32),
     }
     save_file(tensors, Path(config.path) / "model.safetensors")
-    assert stored_tensors(Path(config.path)) == ("bfloat16", 308, 512 + 40)
+    assert stored_sizes(Path(config.path)) == ("bfloat16", 308, 512 + 40)
     for dtype, width in (("auto", 2), ("float32", 4)):
         (share,) = claim_of(replace(config, dtype=dtype), CPU).shares
         assert share.weights == 308 * width + 552
@@ -165,7 +165,9 @@ def test_what_cannot_be_run_is_refused_for_its_own_reason(config: ModelConfig, t
     weights = Path(config.path) / "model.safetensors"
     for broken in (b"", b"\xff" * 20, b"\x02\0\0\0\0\0\0\0[]", b'\x09\0\0\0\0\0\0\0{"a": {}}'):
         weights.write_bytes(broken)
-        with pytest.raises(ModelLoadError, match=r"model\.safetensors: cannot be read"):
+        with pytest.raises(
+            ModelLoadError, match=r"model\.safetensors: (has no safetensors header|is damaged)"
+        ):
             claim_of(config, CPU)
     weights.unlink()
     with pytest.raises(ModelLoadError, match="only safetensors weights are read"):

@@ -29,6 +29,7 @@ from tokenflow.engines.sglang.orders import (
     encode,
 )
 from tokenflow.errors import ModelLoadError
+from tokenflow.settings import SGLANG_CORES
 from tokenflow.types import ModelConfig
 
 ORDERS: list[Order] = [
@@ -40,6 +41,12 @@ ORDERS: list[Order] = [
     PutBack(),
     Embed(),
 ]
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some for each of three ranks."""
+    monkeypatch.setenv(SGLANG_CORES, "0|1|2")
 
 
 def test_an_order_is_the_same_at_the_other_end() -> None:
