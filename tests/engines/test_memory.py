@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import psutil
@@ -20,6 +22,7 @@ from tokenflow.engines.torch import TorchEngine
 from tokenflow.engines.torch.linear import packs
 from tokenflow.engines.torch.weights import Weights
 from tokenflow.errors import ModelLoadError, ModelNotFound, UnsupportedModel
+from tokenflow.settings import SGLANG_CORES
 from tokenflow.types import ModelConfig
 from tokenflow.wire.messages import Claim, DeviceShare
 
@@ -182,6 +185,8 @@ def test_an_engine_that_is_not_installed_is_asked_for_before_anything_is_claimed
     with pytest.raises(UnsupportedModel, match=r"needs SGLang 0\.5\.23: pip install"):
         claim(sglang)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setenv(SGLANG_CORES, "0|1")
     assert claim(sglang) == claim(config)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ModelLoadError, match="rank 1 needs CUDA device 1, and this machine has 1 of them"):
