@@ -17,6 +17,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from tokenflow.actors.admission import QueueLimits
+from tokenflow.actors.fork import Owner
 from tokenflow.actors.sequence import Limits
 from tokenflow.actors.sequence import Sequence as Request
 from tokenflow.actors.steps import StepEnd, step_end
@@ -98,6 +99,7 @@ class Router:
         self._system: ActorSystem | None = None
         self._step_end: StepEnd | None = None
         self._tasks: TaskGroup | None = None
+        self._owner = Owner()
 
     async def __aenter__(self) -> Router:
         """Load every model the recipe can reach.
@@ -134,6 +136,8 @@ class Router:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         assert self._system is not None and self._tasks is not None
+        if not self._owner.here:
+            return None  # a process that was forked inside leaves what is its parent's
         with anyio.CancelScope(shield=True):
             # Somebody who leaves in a hurry (an error, Ctrl-C) does not wait for a batch to end.
             await self._system.stop(grace_s=_STOP_GRACE_S if kind is None else _STOP_GRACE_S / 5)
