@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.server.client import Client, Exchange
-from tokenflow.server.serve import raise_file_limit
+from tokenflow.limits import raise_file_limit
 
 pytestmark = pytest.mark.anyio
 
@@ -97,11 +97,11 @@ def test_a_server_may_open_as_many_files_as_its_user() -> None:
     few = len(list(Path("/proc/self/fd").iterdir())) + 50
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
-        raise_file_limit()
+        raise_file_limit(65536)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert hard == limits[1]
         assert few < soft <= hard
-        raise_file_limit()
+        raise_file_limit(65536)
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

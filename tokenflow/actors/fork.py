@@ -1,9 +1,9 @@
 """What a process that is forked from the router's may do with its copy of everything: nothing.
 
-User code forks: a recipe, or a program around a router.  The child has the router's sockets, and an event loop
-that shares its list of descriptors (epoll) with the parent's.  Whatever it lets go of on its way out, an
-exception or the end of ``asyncio.run`` say, its parent would lose; and what its tasks say in their last moments,
-the workers would hear.
+User code forks: a recipe, or a program around a router.  The child has the router's sockets, and an event
+loop that shares its list of descriptors (epoll) with the parent's.  Whatever it lets go of on its way out, an
+exception or the end of ``asyncio.run`` say, its parent would lose; and what its tasks say in their last
+moments, the workers would hear.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Owner:
 
 
 def keep_from_forks(sock: socket.socket) -> None:
-    """A process that is forked gets ``sock`` hung up, and a copy of the running event loop that hears nothing."""
+    """A forked process gets ``sock`` hung up, and a copy of the running event loop that hears nothing."""
     _sockets.add(sock)
     _loops.add(asyncio.get_running_loop())
 
@@ -58,8 +58,8 @@ def _epoll(loop: asyncio.AbstractEventLoop) -> int:
         return -1
     if (backend := getattr(loop, "_get_backend_id", None)) is not None:  # uvloop
         return int(backend())
-    selector = getattr(loop, "_selector", None)
-    return int(selector.fileno()) if isinstance(getattr(selector, "_selector", None), select.epoll) else -1
+    epoll = getattr(getattr(loop, "_selector", None), "_selector", None)
+    return epoll.fileno() if isinstance(epoll, select.epoll) else -1
 
 
 os.register_at_fork(after_in_child=_part)

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _leave(fd: int, parent: int) -> None:
-    """End the process, in the middle of a plan, once the other end of its stdout is closed or ``parent`` gone."""
+    """End the process, in the middle of a plan, once nobody reads its stdout, or ``parent`` is gone."""
     poll = select.poll()
     poll.register(fd, 0)  # no more than what is always told: that it is hung up
     while os.getppid() == parent and not poll.poll(_LOOK_MS):

@@ -13,7 +13,6 @@ import contextlib
 import gc
 import json
 import logging
-import resource
 import shlex
 import signal
 import socket
@@ -32,6 +31,7 @@ from tokenflow.dsl.ir import RecipeIR
 from tokenflow.dsl.load import load_recipe
 from tokenflow.errors import RecipeError, TokenflowError
 from tokenflow.eventloop import new_event_loop
+from tokenflow.limits import raise_file_limit
 from tokenflow.server.app import create_app
 from tokenflow.server.gateway import access
 from tokenflow.server.options import OptionError, Options, options
@@ -56,7 +56,8 @@ def serve(args: argparse.Namespace) -> int:
     try:
         chosen = options(args)
         _log(chosen)
-        raise_file_limit()
+        # If clients use them all up, no worker can be replaced.
+        raise_file_limit(_FILES)
         recipe = limited(load_recipe(args.recipe, args.overrides), chosen.max_model_len)
         with listening(chosen) as (sock, address), asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_serve(recipe, chosen, sock, address))
@@ -68,14 +69,6 @@ def serve(args: argparse.Namespace) -> int:
     except (TokenflowError, OSError) as error:
         _say(str(error))
         return _EXIT_FAILURE
-
-
-def raise_file_limit() -> None:
-    """Let the process open as many files as it may: if clients use them all up, no worker can be replaced."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def limited(recipe: RecipeIR, max_model_len: int | None) -> RecipeIR:

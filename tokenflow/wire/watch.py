@@ -37,7 +37,7 @@ class Parent:
         return os.getppid() != self._pid
 
     def attend(self, poll: select.poll) -> int | None:
-        """Have ``poll`` wake up at its end; returns the milliseconds after which to look whether it is gone."""
+        """Have ``poll`` wake up at its end; returns after how many ms to look whether it is gone."""
         if self._pidfd < 0:
             return _LOOK_MS
         poll.register(self._pidfd, select.POLLIN)
@@ -69,8 +69,8 @@ def die_with_parent() -> None:
 def go_on_with_parent() -> None:
     """Have Linux continue this process, if it is stopped, when the thread that started it ends.
 
-    A process that is stopped sees nothing, and would be left behind; one that runs does not notice, so it does
-    no harm that other threads of the parent may go on.
+    A process that is stopped sees nothing, and would be left behind; one that runs does not notice, so it
+    does no harm that other threads of the parent may go on.
     """
     _when_parent_ends(signal.SIGCONT)
 
