@@ -99,7 +99,6 @@ class Router:
         self._system: ActorSystem | None = None
         self._step_end: StepEnd | None = None
         self._tasks: TaskGroup | None = None
-        self._owner = Owner()
 
     async def __aenter__(self) -> Router:
         """Load every model the recipe can reach.
@@ -129,6 +128,7 @@ class Router:
             await tasks.__aexit__(None, None, None)
             raise
         self._members, self._system, self._tasks = members, system, tasks
+        self._owner = Owner()
         self._step_end = step_end(members.recipe)
         return self
 

@@ -32,6 +32,24 @@ with asyncio.Runner(loop_factory={loop}) as runner:
     print(runner.run(main()), flush=True)
 """
 
+INHERITED = """
+import asyncio, os, sys
+import psutil
+from tokenflow import Router
+
+router = Router("recipes/sim.yaml")
+
+async def main():
+    async with router:
+        assert len((await router.generate("Q", max_tokens=4)).tokens) == 4
+        assert psutil.Process().children()
+    assert not psutil.Process().children()
+
+if pid := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+asyncio.run(main())
+"""
+
 
 @pytest.mark.parametrize("loop", ["asyncio.new_event_loop", "new_event_loop"])
 @pytest.mark.parametrize(
@@ -46,3 +64,10 @@ def test_a_forked_process_that_leaves_lets_the_router_go_on(way: str, code: int,
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"parent: the child ended with {code}"
     assert "tokenflow" not in done.stderr
+
+
+def test_a_router_that_was_made_before_a_fork_is_entered_and_left_after_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INHERITED], capture_output=True, text=True, timeout=40, check=False
+    )
+    assert done.returncode == 0, done.stderr
