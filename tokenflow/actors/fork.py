@@ -9,6 +9,7 @@ moments, the workers would hear.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import socket
@@ -62,4 +63,11 @@ def _epoll(loop: asyncio.AbstractEventLoop) -> int:
     return epoll.fileno() if isinstance(epoll, select.epoll) else -1
 
 
-os.register_at_fork(after_in_child=_part)
+def _forked() -> None:
+    # Where no file can be opened any more, a child that only runs another program must not be kept from it:
+    # uvloop starts those with Python's fork.
+    with contextlib.suppress(OSError):
+        _part()
+
+
+os.register_at_fork(after_in_child=_forked)
