@@ -9,12 +9,18 @@ from pathlib import Path
 from tokenflow.errors import TokenflowError
 
 
-def raise_file_limit(most: int) -> None:
-    """Let the process open as many files as it may, but not more than ``most``."""
+def raise_file_limit(most: int = 65536) -> int:
+    """Let the process open as many files as it may, but not more than ``most``; returns how many it may now.
+
+    Where there is no limit, that is ``most``.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = most if hard == resource.RLIM_INFINITY else min(hard, most)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if soft == resource.RLIM_INFINITY:
+        return most
+    if soft < (wanted := most if hard == resource.RLIM_INFINITY else min(hard, most)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
 
 
 def require_files(needed: int) -> None:
@@ -23,9 +29,8 @@ def require_files(needed: int) -> None:
     :raises TokenflowError: if they cannot.
     """
     are = _open_files()
-    raise_file_limit(are + needed)
-    may, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if may != resource.RLIM_INFINITY and are + needed > may:
+    may = raise_file_limit(are + needed)
+    if are + needed > may:
         raise TokenflowError(
             f"this process may have {may} files open (ulimit -n), and has {are}; it needs {needed} more, for "
             "connections to its workers: raise the limit (ulimit -n 1024)"

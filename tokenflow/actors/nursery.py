@@ -86,7 +86,7 @@ class _Process:
         words = LastWords("nursery")
         with theirs:
             try:
-                stderr = await words.open()
+                stderr = words.open()
                 try:
                     child = await spawn(theirs.fileno(), stderr, 1, COMMAND)
                 finally:

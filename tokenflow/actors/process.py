@@ -98,7 +98,7 @@ class WorkerProcess:
         with theirs:
             with anyio.CancelScope(shield=True):
                 channel = self._channel = await Channel.connect(ours, self)
-                stderr = await self._words.open()
+                stderr = self._words.open()
             try:
                 self._child = await self._launch(theirs.fileno(), stderr, self.hello.config.threads)
             except BaseException:
