@@ -15,7 +15,8 @@ import pytest
 
 from tests.server.client import Exchange
 from tests.server.process import SHORT, body_of, client_of, running
-from tokenflow.server.files import Connections, raise_file_limit
+from tokenflow.limits import raise_file_limit
+from tokenflow.server.files import Connections
 from tokenflow.server.listening import listening
 from tokenflow.server.options import Options
 

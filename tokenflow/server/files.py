@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import logging
-import resource
 
-_FILES = 65536
+from tokenflow.limits import raise_file_limit
+
 _OWN = 32
 _OF_MODEL = 8
 """More than the three that a running worker takes: the one that replaces it needs some more for a moment."""
 _FEWEST = 8
 
 log = logging.getLogger("tokenflow.server")
-
-
-def raise_file_limit() -> int:
-    """Let the process open as many files as it may; returns how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        return most
-    return _FILES if soft == resource.RLIM_INFINITY else soft
 
 
 class Connections:
