@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 import signal
 import sys
 import textwrap
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
 import anyio
+import msgspec
 import psutil
 import pytest
 
@@ -199,6 +202,28 @@ async def test_a_death_is_noticed_though_a_child_of_the_worker_holds_channel_and
         await slm.died.wait()
         assert "exit code 7" in str(slm.error)
         os.kill(int(str(slm.error).split()[-1]), signal.SIGKILL)
+
+
+async def test_an_answer_that_came_while_the_event_loop_was_held_up_is_in_time(
+    event_loop: asyncio.AbstractEventLoop,
+) -> None:
+    slm = worker(SERVE)
+    slm.hello = msgspec.structs.replace(HELLO, config=ModelConfig(path="nowhere", step_timeout=1.0))
+    reading, writing = os.pipe()
+
+    def hold_up() -> None:
+        event_loop.remove_reader(reading)
+        time.sleep(1.25)
+
+    async with scope(slm) as tasks:
+        await slm.start(tasks)
+        event_loop.add_reader(reading, hold_up)
+        answer = slm.step(STEP)
+        os.write(writing, b"x")
+        assert (await answer).id == STEP.id
+        await slm.stop(1)
+    os.close(reading)
+    os.close(writing)
 
 
 async def test_only_the_end_of_a_flood_on_stderr_is_kept() -> None:

@@ -35,6 +35,7 @@ from tokenflow.wire.messages import (
 
 _EXIT_GRACE_S = 1.0
 _DUMP_GRACE_S = 0.5
+_LATE_S = 0.05
 _UNKILLABLE_S = 10.0
 """A process that the kernel cannot end (its device hangs) is no longer waited for."""
 
@@ -229,17 +230,25 @@ class WorkerProcess:
         return f"worker of model {self.hello.model!r} (pid {self.pid})"
 
     def _expect(self, seconds: float) -> None:
+        self._look_after(seconds, seconds)
+
+    def _look_after(self, wait: float, seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(seconds, self._overdue, seconds, loop.time() + seconds)
+        self._deadline = loop.call_later(wait, self._overdue, seconds, loop.time() + wait)
 
     def _answered(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
 
     def _overdue(self, seconds: float, due: float) -> None:
-        if asyncio.get_running_loop().time() - due > seconds / 2:
+        late = asyncio.get_running_loop().time() - due
+        if late > seconds / 2:
             # This process was held up itself, by whatever held up the worker.
             self._expect(seconds)
+            return
+        if late > _LATE_S:
+            # The answer may have come meanwhile: uvloop looks at its timers before it reads that.
+            self._look_after(_LATE_S, seconds)
             return
         self._reason = f"no answer within {seconds:g} s"
         self._hangs = True
