@@ -257,7 +257,11 @@ class PythonRoute:
                 self._fail(f"returned {_shown(answer)}: {needed}, as from torch.where(condition, index, 0)")
             if answer.shape != (count,):
                 self._fail(f"returned a tensor of shape {list(answer.shape)}: {needed}")
-            codes: list[int] = answer.tolist()
+            try:
+                codes: list[int] = answer.tolist()
+            except Exception:  # one without values, or that keeps them in a way of its own
+                kind = f"{answer.dtype}, {answer.layout}, on {answer.device}"
+                self._fail(f"returned a tensor that cannot be listed ({kind}): {needed}, in a dense tensor")
             return codes
         if not isinstance(answer, list | tuple):
             self._fail(f"returned {_shown(answer)}: {needed}, in a tensor or a list")

@@ -168,7 +168,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seed: int
     sampling: SamplingParams
     params: tuple[float, ...]
-    state: list[float] = []
+    state: tuple[float, ...] = ()
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -223,8 +223,8 @@ class RowDone(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rule: int = -1
     destination: int = 0
     logprob: float | None = None
-    top: list[tuple[int, float]] = []
-    state: list[float] = []
+    top: tuple[tuple[int, float], ...] = ()
+    state: tuple[float, ...] = ()
 
 
 class RowFailed(msgspec.Struct, frozen=True, array_like=True, gc=False):
