@@ -109,9 +109,8 @@ async def test_no_number_of_requests_of_which_workers_die_takes_the_model_down(
     poison = next(i for i in range(20, 100) if all(i not in tokens for tokens, _ in EXPECTED))
     recipe = chaos_pair(tmp_path, slm=[{"poison": poison}] * 40, restarts=2)
     async with Router(recipe) as router:
-        bad = asyncio.gather(
-            *(router.generate([1, poison, 2 + i], max_tokens=4) for i in range(deadly)), return_exceptions=True
-        )
+        poisoned = (router.generate([1, poison, 2 + i], max_tokens=4) for i in range(deadly))
+        bad = asyncio.gather(*poisoned, return_exceptions=True)
         done = await asyncio.gather(*(router.generate(prompt, max_tokens=24) for prompt in good))
         assert [(answer.token_ids, answer.models) for answer in done] == EXPECTED[: len(good)]
         assert {type(error) for error in await bad} == {DeadlyRequest}

@@ -92,4 +92,5 @@ def _python_spec(python: PythonIR | None, codes: Mapping[str, int]) -> PythonSpe
     if python is None or not python.routes:
         return None
     peer = 0 if python.peer is None else codes[python.peer]
-    return PythonSpec(python.file, python.route or "", python.router or "", peer, dict(python.signals))
+    route, router = python.route or "", python.router or ""
+    return PythonSpec(python.file, route, router, peer, dict(python.signals), python.text)

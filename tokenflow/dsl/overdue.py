@@ -184,7 +184,6 @@ def _untraced(frame: FrameType, event: str, argument: object) -> None:
     """What the function calls meanwhile goes on."""
 
 
-
 def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
     for number, handler in handlers.items():
         signal.signal(number, handler)

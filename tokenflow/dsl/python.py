@@ -68,11 +68,15 @@ def compile_recipe(recipe: Recipe, source: str, overrides: Sequence[str]) -> Rec
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where a recipe was written: its file (resolved), what messages call it, where model paths begin."""
+    """Where a recipe was written: its file (resolved), what messages call it, where model paths begin.
+
+    ``text`` is what the file holds, None without one.
+    """
 
     file: str
     source: str
     folders: tuple[Path, ...]
+    text: bytes | None = None
 
     def spot(self, place: Place) -> Spot:
         inside = str(Path(place.file).resolve()) == self.file
@@ -85,7 +89,14 @@ def _origin(recipe: Recipe, source: str) -> _Origin:
     if not written.is_file():
         return _Origin("", source, (Path.cwd(),))
     name = source or recipe.place.file
-    return _Origin(str(written.resolve()), name, (Path(name).absolute().parent,))
+    return _Origin(str(written.resolve()), name, (Path(name).absolute().parent,), _text(written))
+
+
+def _text(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None  # whoever imports it will say so
 
 
 def _document(recipe: Recipe, origin: _Origin) -> Document:
@@ -161,6 +172,7 @@ def _read_python(document: Document, origin: _Origin, recipe: Recipe, model: Mod
             peer=model.peer,
             heads=model.heads,
             signals=signals,
+            text=origin.text,
         )
 
 

@@ -194,7 +194,7 @@ class PythonRoute:
         self.tail = max(TAIL, self._named.tail)
         self.memories = self._named.memories
         try:
-            definition = find(spec.file, spec.route or spec.router)
+            definition = find(spec.file, spec.route or spec.router, spec.text)
         except ImportFailed as error:
             raise ModelLoadError(f"the route of model {model!r} cannot be imported: {error}") from error
         self._by_class = not spec.route
@@ -281,5 +281,8 @@ def _take(values: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _shown(value: object) -> str:
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # it cannot even be shown
+        return type(value).__name__
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

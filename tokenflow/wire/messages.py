@@ -49,7 +49,7 @@ class HeadSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PythonSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A route written in Python: what to import from which file.
+    """A route written in Python: what to import from which file, which holds ``text``.
 
     ``route`` is a function's qualified name, or ``router`` a class's, whose instances get ``peer`` (a model
     code, 0 for none) as ``peer_idx``; the other is empty.  ``signals`` are expression trees that the route
@@ -61,6 +61,7 @@ class PythonSpec(msgspec.Struct, frozen=True, array_like=True):
     router: str
     peer: int
     signals: dict[str, Any] = {}
+    text: bytes | None = None
 
 
 class Destination(msgspec.Struct, frozen=True, array_like=True):
