@@ -129,7 +129,7 @@ def _read_python(document: Document, origin: _Origin, recipe: Recipe, model: Mod
     if first is not model:
         report(model.place, f"the recipe has this model already, from line {first.place.line}")
         return
-    params = recipe.data.get("params", {})
+    params = document.data.get("params", {})
     names = [name for name in params if isinstance(name, str)] if isinstance(params, Mapping) else []
     routed = model.router is not None or any(definition.role == "route" for definition in model.definitions)
     signals, faults = _read_signals(model, routed, names, _heads_of(recipe))
@@ -170,7 +170,7 @@ def _read_python(document: Document, origin: _Origin, recipe: Recipe, model: Mod
             receive=named.get("receive"),
             router=model.router.__qualname__ if isinstance(model.router, type) else None,
             peer=model.peer,
-            heads=model.heads,
+            heads=tuple(model.heads),
             signals=signals,
             text=origin.text,
         )
@@ -227,6 +227,8 @@ def _heads_of(recipe: Recipe) -> list[str]:
 
 
 def _heads_fault(heads: Sequence[str], routed: bool, known: Collection[str]) -> str | None:
+    if isinstance(heads, str):
+        return f"expected a list of names, got {show(heads)}: give heads=[{show(heads)}]"
     if not routed:
         return "only a route in Python says which heads it reads; rules name theirs where they use them"
     for name in heads:
