@@ -4,9 +4,13 @@
 
     python -m bench.server
 
-The demo pair answers its evaluation prompts, streamed, 16 and 64 at a time: once through :class:`Router` in
-one process, once through ``tokenflow serve``, with a client in a process of its own that only counts.  CPU
-time is that of the router process, without its workers.  Then prompts of 100,000 characters, as many tokens,
+The demo pair answers its evaluation prompts, streamed, 16 and 64 at a time: through :class:`Router` in one
+process, and through ``tokenflow serve``, with a client in a process of its own that only counts.  CPU time is
+that of the router's process, and that of its workers apart from it.  A machine that others share may be a
+fifth slower a minute later, without any trace but that the same work takes everybody more CPU time; so both
+ways are measured in turns, each after the other in every second round, and what is compared is what ran one
+after the other.  The workers' CPU time per token says whether a round was fair: both ways give them the same
+work.  Then prompts of 100,000 characters, as many tokens,
 are sent while others stream, and the delays of the event loop are read from the server's metrics.  At last
 500 clients ask at once where 64 may wait: how soon do the others know, and what do they cost?
 """
@@ -24,9 +28,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import anyio
@@ -48,7 +54,8 @@ stream."""
 LONG_PROMPT = "7" * 100_000
 CROWD, WAITING = 500, 64
 WARM_UP = 128
-"""Prompts after which it is known when batches had best start."""
+"""Prompts after which caches are warm, and it is known when batches had best start."""
+ROUNDS = 6
 
 
 def prompts(count: int) -> list[str]:
@@ -56,9 +63,23 @@ def prompts(count: int) -> list[str]:
     return [json.loads(line)["prompt"] for line, _ in zip(rows, range(count), strict=False)]
 
 
-async def in_process(concurrency: int, count: int) -> dict[str, float]:
-    """Tokens per second, and CPU microseconds per token, of streams in the router's own process."""
-    tokens = 0
+@dataclass(frozen=True)
+class Way:
+    """A way to have prompts answered.
+
+    :param process: where its router is.
+    :param answer: streams so many at once, of so many prompts; says how many tokens and seconds that took.
+    """
+
+    process: psutil.Process
+    answer: Callable[[int, int], dict[str, float]]
+
+
+async def answer_lines() -> None:
+    """Answer prompts in the router's own process.
+
+    Concurrencies and counts of prompts come on stdin, tokens and seconds go to stdout.
+    """
 
     async def work(router: Router, todo: Iterator[str]) -> None:
         nonlocal tokens
@@ -66,19 +87,36 @@ async def in_process(concurrency: int, count: int) -> dict[str, float]:
             async for event in router.stream(prompt, max_tokens=MOST_TOKENS):
                 tokens += len(event.tokens)
 
-    async def answer(router: Router, count: int) -> None:
-        todo = iter(prompts(count))
-        async with anyio.create_task_group() as tasks:
-            for _ in range(concurrency):
-                tasks.start_soon(work, router, todo)
-
     async with Router(ROOT / RECIPE) as router:
-        await answer(router, WARM_UP)
-        tokens = 0
-        wall, cpu = time.perf_counter(), time.process_time()
-        await answer(router, count)
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return {"tokens": tokens, "tokens_per_s": tokens / wall, "cpu_us_per_token": cpu / tokens * 1e6}
+        print("ready", flush=True)
+        while line := await anyio.to_thread.run_sync(sys.stdin.readline):
+            concurrency, count = map(int, line.split())
+            tokens, todo = 0, iter(prompts(count))
+            started = time.perf_counter()
+            async with anyio.create_task_group() as tasks:
+                for _ in range(concurrency):
+                    tasks.start_soon(work, router, todo)
+            seconds = time.perf_counter() - started
+            print(json.dumps({"tokens": tokens, "seconds": seconds}), flush=True)
+
+
+@contextmanager
+def in_process() -> Iterator[Way]:
+    """The router and who asks it in one process."""
+    command = [sys.executable, "-m", "bench.server", "answer"]
+    pipes = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipes, stdout=pipes, text=True) as process:
+        reading, writing = process.stdout, process.stdin
+        assert reading is not None and writing is not None
+        assert reading.readline() == "ready\n"
+
+        def answer(concurrency: int, count: int) -> dict[str, float]:
+            writing.write(f"{concurrency} {count}\n")
+            writing.flush()
+            result: dict[str, float] = json.loads(reading.readline())
+            return result
+
+        yield Way(psutil.Process(process.pid), answer)
 
 
 class Connection:
@@ -160,24 +198,48 @@ def served(*args: str) -> Iterator[psutil.Process]:
         server.communicate(timeout=30)
 
 
-def cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-def over_http(server: psutil.Process, concurrency: int, count: int) -> dict[str, float]:
-    """The same as :func:`in_process`, through the server."""
+def over_http(concurrency: int, count: int) -> dict[str, float]:
+    """How many tokens and seconds a client of the server needs, and its own CPU seconds."""
     command = [sys.executable, "-m", "bench.server", "client", str(concurrency), str(count)]
-    before = cpu_s(server)
-    result = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
-    spent = cpu_s(server) - before
-    tokens, seconds = result["tokens"], result["seconds"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def cpu_s(*processes: psutil.Process) -> float:
+    times = [process.cpu_times() for process in processes]
+    return float(sum(time.user + time.system for time in times))
+
+
+def measured(way: Way, concurrency: int, count: int) -> dict[str, float]:
+    """Tokens per second, and CPU microseconds per token, of streams that are answered in a way."""
+    workers = way.process.children(recursive=True)
+    own, theirs = cpu_s(way.process), cpu_s(*workers)
+    result = way.answer(concurrency, count)
+    own, theirs = cpu_s(way.process) - own, cpu_s(*workers) - theirs
+    tokens = result["tokens"]
     return {
-        "tokens": tokens,
-        "tokens_per_s": tokens / seconds,
-        "cpu_us_per_token": spent / tokens * 1e6,
-        "client_cpu_us_per_token": result["cpu_s"] / tokens * 1e6,
+        "tokens_per_s": tokens / result["seconds"],
+        "cpu_us_per_token": own / tokens * 1e6,
+        "workers_cpu_us_per_token": theirs / tokens * 1e6,
+        "client_cpu_us_per_token": result.get("cpu_s", 0.0) / tokens * 1e6,
     }
+
+
+def compared(ways: dict[str, Way], concurrency: int, count: int) -> dict[str, Any]:
+    """The medians of every way, and of the ratio of their throughputs."""
+    for way in ways.values():
+        way.answer(concurrency, WARM_UP)
+    rounds = []
+    for number in range(ROUNDS):
+        order = list(ways) if number % 2 == 0 else list(reversed(ways))
+        rounds.append({name: measured(ways[name], concurrency, count) for name in order})
+    result: dict[str, Any] = {
+        name: {figure: median(each[name][figure] for each in rounds) for figure in rounds[0][name]}
+        for name in ways
+    }
+    ratios = [each["http"]["tokens_per_s"] / each["in_process"]["tokens_per_s"] for each in rounds]
+    return {**result, "throughput_ratio": median(ratios), "throughput_ratios": ratios, "rounds": rounds}
 
 
 def long_prompts(count: int) -> None:
@@ -236,17 +298,12 @@ def crowded(times: int) -> dict[str, Any]:
 
 
 def measure(count: int) -> dict[str, Any]:
-    result: dict[str, Any] = {"cores": os.cpu_count(), "concurrency": {}}
-    for concurrency in (16, 64):
-        own = uvloop.run(in_process(concurrency, count))
-        result["concurrency"][concurrency] = {"in_process": own}
+    result: dict[str, Any] = {"cores": os.cpu_count(), "prompts": count, "concurrency": {}}
     with served() as server:
-        for concurrency in (16, 64):
-            over_http(server, concurrency, WARM_UP)
-            http = over_http(server, concurrency, count)
-            row = result["concurrency"][concurrency]
-            row["http"] = http
-            row["throughput_ratio"] = http["tokens_per_s"] / row["in_process"]["tokens_per_s"]
+        with in_process() as own:
+            ways = {"in_process": own, "http": Way(server, over_http)}
+            for concurrency in (16, 64):
+                result["concurrency"][concurrency] = compared(ways, concurrency, count)
         command = [sys.executable, "-m", "bench.server", "client", "16", str(count)]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as others:
             long_prompts(20)
@@ -258,18 +315,28 @@ def measure(count: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, and keep the figures."""
-    if sys.argv[1:2] == ["client"]:
-        client(int(sys.argv[2]), int(sys.argv[3]))
-        return
-    result = measure(int(sys.argv[1]) if sys.argv[1:] else 500)
+    match sys.argv[1:]:
+        case ["client", concurrency, count]:
+            client(int(concurrency), int(count))
+            return
+        case ["answer"]:
+            uvloop.run(answer_lines())
+            return
+        case _:
+            result = measure(int(sys.argv[1]) if sys.argv[1:] else 200)
     for concurrency, row in result["concurrency"].items():
         for way in ("in_process", "http"):
             figures = row[way]
             print(
                 f"{concurrency:3} at a time, {way:10}: {figures['tokens_per_s']:6.0f} tokens/s, "
-                f"{figures['cpu_us_per_token']:.1f} us of the router per token"
+                f"{figures['cpu_us_per_token']:.1f} us of the router per token, "
+                f"{figures['workers_cpu_us_per_token']:.0f} us of its workers"
             )
-        print(f"    throughput through HTTP: {row['throughput_ratio']:.1%} of that in process")
+        ratios = row["throughput_ratios"]
+        print(
+            f"    throughput through HTTP: {row['throughput_ratio']:.1%} of that in process "
+            f"({min(ratios):.1%} to {max(ratios):.1%} in {ROUNDS} rounds)"
+        )
     print(f"delays of the event loop: {result['event_loop']}")
     print(f"{CROWD} clients where {WAITING} may wait, five times: {result['crowd']}")
     RESULTS.parent.mkdir(exist_ok=True)

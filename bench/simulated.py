@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ PROMPT = [1, 2, 3]
 BLOCKS = 32
 T_95 = 2.04  # Student's, for 31 degrees of freedom
 SLOTS = 16
+QUIET_S = 3.5
+"""A router has settled that has not planned for so long: it would within 3 s, were its load another one."""
 
 
 def recipe(
@@ -195,20 +198,30 @@ def _rate(model: RoutingModel, policy: StartPolicy, concurrency: int, p: float) 
 
 
 async def _settle(router: Router, concurrency: int, looks_ahead: bool) -> None:
-    """Run requests until the policy that is to be measured holds."""
+    """Run requests until the policy that is to be measured holds, and nothing is planned any more."""
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(router.generate(PROMPT, seed=-seed, max_tokens=4000))
             for seed in range(1, concurrency + 1)
         ]
         await asyncio.sleep(0.3)
-        while looks_ahead and not hasattr(router.start_policy, "routing"):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-        if looks_ahead:  # until smaller concurrencies are planned as well
-            await asyncio.sleep(1.0)
+        quiet_s = 0.0
+        while looks_ahead and quiet_s < QUIET_S:
+            settled = hasattr(router.start_policy, "routing") and not planning()
+            quiet_s = quiet_s + 0.1 if settled else 0.0
+            await asyncio.sleep(0.1)
         for task in tasks:
             task.cancel()
     await asyncio.sleep(0.1)
+
+
+def planning() -> bool:
+    """Whether this router's planner is at work."""
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if "tokenflow.planner" in child.cmdline():
+                return True
+    return False
 
 
 async def _run(router: Router, seeds: Iterable[int], tokens: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -87,6 +88,7 @@ class Endpoint:
         unknown fields refused), ``silent`` (token ids, but no log-probabilities).
     :param logits: next-token logits [V] after some token ids.
     :param most: most alternatives that it lists.
+    :param endless: write on, whatever ``max_tokens`` says.
     :ivar requests: bodies of all completion requests.
     :ivar faults: what happens to the next ones, first come first served.
     """
@@ -97,6 +99,7 @@ class Endpoint:
         logits: Callable[[Sequence[int]], torch.Tensor] = lambda ids: toy_logits(list(ids), VOCAB),
         most: int = 20,
         key: str | None = None,
+        endless: bool = False,
         card: Mapping[str, Any] | None = None,
         tokenizer: Path = DEMO / "small" / "tokenizer.json",
     ) -> None:
@@ -110,6 +113,7 @@ class Endpoint:
         self.connections = 0
         self.faults: deque[Fault] = deque()
         self.cut: int | None = None
+        self.endless = endless
         self.busy = self.busiest = 0
         self.lock = Lock()
 
@@ -132,7 +136,8 @@ class Endpoint:
 
     def pieces(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Choices of the events that answer a request, a token each."""
-        ids, count, cut = list(body["prompt"]), body["max_tokens"], self.cut
+        ids, cut = list(body["prompt"]), self.cut
+        count = sys.maxsize if self.endless else body["max_tokens"]
         self.cut = None
         for index in range(count):
             if index == cut:

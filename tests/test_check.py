@@ -91,6 +91,18 @@ def test_a_threshold_that_the_model_does_not_store_is_told(capsys: pytest.Captur
     assert errors(capsys, RECIPE.replace("co_llm}", "co_llm, threshold: 0.5}")) == []
 
 
+@pytest.mark.parametrize("stored", ["0.5", True, float("inf")])
+def test_a_stored_threshold_that_is_no_number_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, stored: object
+) -> None:
+    config = json.loads(Path("small/config.json").read_text())
+    Path("small/config.json").write_text(json.dumps({**config, "defer_threshold": stored}))
+    assert errors(capsys) == [
+        f"r.yaml:7:3: error: heads.defer: defer_threshold of {tmp_path}/small/config.json must be a finite "
+        f"number, got {stored!r}: give one here"
+    ]
+
+
 def test_models_on_the_hub_are_not_fetched(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

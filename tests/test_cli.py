@@ -17,6 +17,7 @@ import pytest
 
 RECIPE = "recipes/demo.yaml"
 EVAL = "recipes/demo/eval.jsonl"
+EVAL_ROWS = Path(EVAL).read_text()
 
 
 def command(*args: str) -> list[str]:
@@ -305,6 +306,32 @@ def test_closed_standard_files_do_no_harm(closed: str) -> None:
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"
+
+
+def test_an_answer_for_which_stdout_is_closed_is_an_error() -> None:
+    shell = f"{sys.executable} -m tokenflow.cli check {RECIPE} >&-"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "tokenflow: standard output is closed: what belongs there is lost\n"
+
+
+def test_an_output_file_on_a_full_disk_ends_with_a_whole_row(tmp_path: Path) -> None:
+    """The disk is full in the middle of the second row."""
+    source, sink = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({"prompt": "Q: 93*7=?\nA: ", "note": "x" * 600}) + "\n" + EVAL_ROWS)
+    arguments = f"run {RECIPE} --input {source} --output {sink} --max-tokens 1 --concurrency 1"
+    shell = f"ulimit -f 1; {sys.executable} -m tokenflow.cli {arguments}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert [json.loads(line)["index"] for line in sink.read_text().splitlines()] == [0]
+    said = f"tokenflow: [Errno 27] File too large: {sink} has the first 1 rows, each of them whole"
+    assert done.stderr.splitlines()[-1] == said
+
+
+def test_an_output_that_is_no_file_and_full_is_one_line() -> None:
+    done = run("run", RECIPE, "--input", EVAL, "--output", "/dev/full", "--max-tokens", "1")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "tokenflow: [Errno 28] No space left on device: /dev/full"
 
 
 def test_a_full_disk_is_one_line() -> None:

@@ -93,7 +93,7 @@ async def test_an_engine_that_cannot_score_fails_the_request_and_not_its_worker(
     ("prompt", "options", "error", "message"),
     [
         (PROMPT, {"member": "slim"}, InvalidRequest, "recipe 'toy' has no model 'slim'; it has: slm, llm"),
-        (PROMPT, {"top": 21}, InvalidRequest, "top must be between 0 and 20, got 21"),
+        (PROMPT, {"top": 21}, InvalidRequest, "top must be an integer from 0 to 20, got 21"),
         ([5] * 2000, {}, ContextTooLong, "the prompt has 2000 tokens, but the recipe's smallest context"),
         ([], {}, InvalidRequest, "the prompt is empty"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -55,9 +56,8 @@ def _file_problems(recipe: RecipeIR) -> Iterator[Problem]:
         path = Path(head.path)
         if path.is_absolute() and (fault := _missing(path)) is not None:
             yield notes.problem(("heads", name, "path"), fault)
-        if name in _thresholds_asked(recipe) and _stores_none(recipe, head):
-            message = "no threshold is stored with the model (defer_threshold of config.json): give one here"
-            yield notes.problem(("heads", name), message)
+        if name in _thresholds_asked(recipe) and (fault := _threshold_fault(recipe, head)) is not None:
+            yield notes.problem(("heads", name), f"{fault}: give one here")
 
 
 def _missing(path: Path) -> str | None:
@@ -79,12 +79,17 @@ def _thresholds_asked(recipe: RecipeIR) -> set[str]:
     return {name for name in asked if recipe.heads[name].threshold is None}
 
 
-def _stores_none(recipe: RecipeIR, head: HeadIR) -> bool:
-    """Whether a head is known to come without a threshold."""
+def _threshold_fault(recipe: RecipeIR, head: HeadIR) -> str | None:
+    """What is wrong with the threshold that a head comes with, where that can be seen without torch."""
     config = Path(head.path or recipe.model(head.model).config.path) / "config.json"
     if head.kind != "co_llm" or not config.is_file():
-        return False
+        return None
     try:
-        return json.loads(config.read_text(encoding="utf-8")).get("defer_threshold") is None
+        stored = json.loads(config.read_text(encoding="utf-8")).get("defer_threshold")
     except (OSError, ValueError, AttributeError):
-        return False  # that is reported with the tokenizer
+        return None  # that is reported with the tokenizer
+    if stored is None:
+        return "no threshold is stored with the model (defer_threshold of config.json)"
+    if isinstance(stored, bool) or not isinstance(stored, int | float) or not math.isfinite(stored):
+        return f"defer_threshold of {config} must be a finite number, got {stored!r}"
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -47,11 +48,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_files() -> None:
-    """Put /dev/null where standard files are closed: sockets would take their numbers."""
+    """Put /dev/null where standard files are closed: sockets would take their numbers.
+
+    To be asked for an answer and not to get rid of it is an error all the same.
+    """
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), fd)
-            setattr(sys, name, os.fdopen(fd, mode, closefd=False))
+            setattr(sys, name, _Closed() if fd == 1 else os.fdopen(fd, mode, closefd=False))
+
+
+class _Closed(io.TextIOBase):
+    """Standard output that is closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError("standard output is closed: what belongs there is lost")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from tokenflow.limits import require_files
+
+_FILES = 16
+
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A new event loop."""
+    """A new event loop; :raises TokenflowError: if this process cannot open enough files for one."""
+    require_files(_FILES)
     try:
         import uvloop
     except ImportError:

@@ -13,12 +13,15 @@ from tokenflow.delimiters import resolve_texts
 from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.wording import Path
 from tokenflow.errors import InvalidRequest, ModelLoadError
+from tokenflow.limits import require_files
 from tokenflow.text.bytes import byte_tokenizer
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.text.vocabulary import require_same_vocabulary
 from tokenflow.types import EndpointConfig
 
 _DIFF_LINES = 40
+_FILES, _FILES_OF_A_MODEL = 24, 12
+"""What a router opens, most of it while its workers start."""
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +79,13 @@ def load_members(recipe: RecipeIR) -> Members:
     """Find every reachable model with its router heads (fetching what is on the hub), and read its tokenizer;
     simulated ones have neither.
 
+    :raises TokenflowError: if this process may not open as many files as it will need.
     :raises ModelNotFound: if a path or hub id cannot be had.
     :raises ModelLoadError: if a tokenizer cannot be read.
     :raises TokenizerMismatch: if two models do not share one vocabulary.
     :raises RecipeError: if a rule waits for a text that the vocabulary cannot write.
     """
+    require_files(_FILES + _FILES_OF_A_MODEL * len(recipe.reachable()))
     names = [name for name in recipe.reachable() if name not in recipe.simulated]
     configs = {name: recipe.model(name).config for name in names}
     endpoints = {name: config.endpoint for name, config in configs.items() if config.endpoint is not None}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tokenflow.errors import InvalidRequest
+from tokenflow.numeric import is_integer, is_number
 from tokenflow.text.tokenizer import Tokenizer, check_length
 from tokenflow.types import MAX_PARAM, MAX_TOP_LOGPROBS, EndpointConfig, SamplingParams
 
@@ -67,13 +67,13 @@ def check_known_ids(params: SamplingParams, limit: int) -> None:
 
 def check_timeout(seconds: float | None) -> None:
     """A timeout, if any, is a positive number; :raises InvalidRequest: if not."""
-    if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+    if seconds is not None and not (is_number(seconds) and seconds > 0):
         raise InvalidRequest(f"timeout must be a positive number of seconds, got {seconds!r}", "timeout")
 
 
 def check_many(prompts: object, concurrency: int) -> None:
     """Many prompts are answered some at a time; :raises InvalidRequest: if it is one, or none at a time."""
-    if not isinstance(concurrency, int) or concurrency < 1:
+    if not is_integer(concurrency, least=1):
         raise InvalidRequest(
             f"concurrency must be an integer of at least 1, got {concurrency!r}", "concurrency"
         )
@@ -83,8 +83,8 @@ def check_many(prompts: object, concurrency: int) -> None:
 
 def check_top(top: int) -> None:
     """So many alternatives per token can be reported; :raises InvalidRequest: if not."""
-    if not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise InvalidRequest(f"top must be between 0 and {MAX_TOP_LOGPROBS}, got {top}", "logprobs")
+    if not is_integer(top, least=0, below=MAX_TOP_LOGPROBS + 1):
+        raise InvalidRequest(f"top must be an integer from 0 to {MAX_TOP_LOGPROBS}, got {top!r}", "logprobs")
 
 
 def param_values(known: Mapping[str, float], given: Mapping[str, float] | None) -> tuple[float, ...]:
@@ -98,7 +98,7 @@ def param_values(known: Mapping[str, float], given: Mapping[str, float] | None) 
                 f"the recipe has no parameter {name!r}; it has: {', '.join(known) or 'none'}",
                 f"params.{name}",
             )
-        if not isinstance(value, int | float) or isinstance(value, bool) or not _finite(value):
+        if not is_number(value):
             raise InvalidRequest(
                 f"parameter {name!r} must be a finite number, got {value!r:.40}", f"params.{name}"
             )
@@ -133,6 +133,8 @@ def encode(
     :raises ContextTooLong: if it has more.
     :raises InvalidRequest: if it is empty, none of the three forms, or has an id out of range.
     """
+    if most is not None and not is_integer(most, least=0):
+        raise InvalidRequest(f"most must be an integer of at least 0, got {most!r}", "most")
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidRequest("the prompt is empty; give at least one character", "prompt")
@@ -228,13 +230,6 @@ def _part(index: int, part: object) -> str:
             f"message {index}: content parts must be {{'type': 'text', 'text': ...}}", "prompt"
         )
     return text
-
-
-def _finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def check_endpoints(sampling: SamplingParams, endpoints: Mapping[str, EndpointConfig]) -> None:

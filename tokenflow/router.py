@@ -17,6 +17,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from tokenflow.actors.admission import QueueLimits
+from tokenflow.actors.fork import Owner
 from tokenflow.actors.sequence import Limits
 from tokenflow.actors.sequence import Sequence as Request
 from tokenflow.actors.steps import StepEnd, step_end
@@ -127,13 +128,15 @@ class Router:
             await tasks.__aexit__(None, None, None)
             raise
         self._members, self._system, self._tasks = members, system, tasks
+        self._owner = Owner()
         self._step_end = step_end(members.recipe)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        assert self._system is not None and self._tasks is not None
+        if self._system is None or self._tasks is None or not self._owner.here:
+            return None  # a process that was forked inside leaves to its parent what is its parent's
         with anyio.CancelScope(shield=True):
             # Somebody who leaves in a hurry (an error, Ctrl-C) does not wait for a batch to end.
             await self._system.stop(grace_s=_STOP_GRACE_S if kind is None else _STOP_GRACE_S / 5)
@@ -374,5 +377,4 @@ class Router:
     def _first(self, seed: int, choice: int, params: tuple[float, ...]) -> int:
         """Code of the model that writes the first token; in an ensemble it is drawn as all others are."""
         values = dict(zip(self.recipe.params, params, strict=True))
-        name = first_writer(self.recipe, values, uniform(seed, choice, 0, 0, DRAW))
-        return self.recipe.model(name).code
+        return self.recipe.model(first_writer(self.recipe, values, uniform(seed, choice, 0, 0, DRAW))).code

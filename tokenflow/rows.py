@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, Protocol, TextIO
 
 from tokenflow.errors import InvalidRequest, RequestError
 from tokenflow.prompts import Prompt
@@ -28,10 +30,73 @@ def open_rows(path: str) -> TextIO:
     return open(file, encoding="utf-8-sig", errors="surrogateescape", closefd=path != "-")
 
 
+class RowFile:
+    """A file to write rows to; a regular file gets each of them as a whole or not at all.
+
+    What it held before stays until :meth:`clear`.
+
+    :raises OSError: if it cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115 (closed by its own context)
+        self._regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
+        self._whole = self._rows = 0
+
+    def __enter__(self) -> RowFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def clear(self) -> None:
+        """Drop what it holds."""
+        if self._regular:
+            self._file.truncate(0)
+
+    def write(self, text: str) -> None:
+        """Write a row, its line end included.
+
+        :raises OSError: if there is no room for all of it: a beginning is taken back, and the error says so.
+        """
+        row = text.encode()
+        rest = memoryview(row)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}: {self._path}{self._kept()}") from None
+        self._whole += len(row)
+        self._rows += 1
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+
+    def _kept(self) -> str:
+        if not self._regular:
+            return ""
+        try:
+            self._file.truncate(self._whole)
+        except OSError as error:
+            return f" ends in the middle of a row ({error.strerror})"
+        return f" has the first {self._rows} rows, each of them whole"
+
+
+class Sink(Protocol):
+    """What rows are written to."""
+
+    def write(self, text: str, /) -> object:
+        """Take a row."""
+
+    def flush(self) -> object:
+        """Write what waits."""
+
+
 class Ordered:
     """Writes rows in the order of the input, each as soon as those before it are there."""
 
-    def __init__(self, sink: TextIO, as_json: bool) -> None:
+    def __init__(self, sink: Sink, as_json: bool) -> None:
         self.tokens = 0
         self.failures = 0
         self._sink = sink

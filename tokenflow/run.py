@@ -6,9 +6,7 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import signal
-import stat
 import sys
 import time
 from collections.abc import Coroutine, Mapping
@@ -23,7 +21,7 @@ from tokenflow.errors import InvalidRequest, RecipeError, RequestError, Tokenflo
 from tokenflow.eventloop import new_event_loop
 from tokenflow.prompts import Prompt, sampling_params
 from tokenflow.router import Router
-from tokenflow.rows import Ordered, as_row, open_rows, parse_row, prompt_of
+from tokenflow.rows import Ordered, RowFile, as_row, open_rows, parse_row, prompt_of
 from tokenflow.settings import settings
 from tokenflow.types import Completion
 
@@ -61,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         with ExitStack() as files:
             source = files.enter_context(open_rows(args.input)) if args.input else None
             # What an earlier run wrote is kept until the models are there.
-            sink = files.enter_context(Path(args.output).open("a", encoding="utf-8")) if args.output else None
+            sink = files.enter_context(RowFile(args.output)) if args.output else None
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 return runner.run(_until_told(_run(args, router, sampling, text, source, sink)))
     except RecipeError as error:
@@ -132,7 +130,7 @@ async def _run(
     sampling: Mapping[str, Any],
     text: str,
     source: TextIO | None,
-    sink: TextIO | None,
+    sink: RowFile | None,
 ) -> int:
     simulated = router.recipe.simulated
     names = ", ".join(
@@ -176,14 +174,18 @@ async def _print_stream(
 
 
 async def _batch(
-    args: argparse.Namespace, router: Router, sampling: Mapping[str, Any], source: TextIO, sink: TextIO | None
+    args: argparse.Namespace,
+    router: Router,
+    sampling: Mapping[str, Any],
+    source: TextIO,
+    sink: RowFile | None,
 ) -> int:
     """Answer every row of a file; rows that fail say so in their own output row."""
     from tqdm import tqdm
 
     lines = [(number, line) for number, line in enumerate(source, 1) if line.strip()]
-    if sink is not None and stat.S_ISREG(os.fstat(sink.fileno()).st_mode):
-        sink.truncate(0)
+    if sink is not None:
+        sink.clear()
     printed = Ordered(sink or sys.stdout, as_json=args.json or sink is not None)
     todo = iter(enumerate(lines))
     started = time.monotonic()

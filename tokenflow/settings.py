@@ -10,6 +10,8 @@ from functools import cache
 from tokenflow.errors import TokenflowError
 
 _HUGE_PAGES = "glibc.malloc.hugetlb"
+SGLANG_CORES = "SGLANG_CPU_OMP_THREADS_BIND"
+"""The cores of each rank on a CPU, with ``|`` between the ranks; SGLang reads it."""
 _POLL = {"": None, "on": True, "off": False}
 
 
@@ -92,3 +94,9 @@ def prepare_sglang(*, cpu: bool) -> None:
     own = {"SGLANG_USE_CPU_ENGINE": "1"} if cpu else cuda
     for name, value in {**own, "SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "0"}.items():
         os.environ.setdefault(name, value)
+
+
+def sglang_cores() -> list[str] | None:
+    """What :data:`SGLANG_CORES` says of each rank; ``None`` where SGLang divides the cores itself."""
+    cores = os.environ.get(SGLANG_CORES, "all")
+    return None if cores == "all" else cores.split("|")

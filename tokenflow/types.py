@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from tokenflow.errors import InvalidRequest
+from tokenflow.numeric import is_integer, is_number
 
 FinishReason = Literal["stop", "length"]
 
@@ -75,13 +75,13 @@ class SamplingParams:
             if isinstance(value, tuple | Mapping) and len(value) > most:
                 raise InvalidRequest(f"{name} can have {most} entries at most, got {len(value)}", name)
         for name in _NUMBERS:
-            require(_is_number(getattr(self, name)), name, "a finite number")
+            require(is_number(getattr(self, name)), name, "a finite number")
         for name in ("top_k", "choice", "min_tokens", "top_logprobs"):
-            require(_is_int(getattr(self, name)), name, "a 64-bit integer")
+            require(is_integer(getattr(self, name)), name, "a 64-bit integer")
         for name in ("ignore_eos", "logprobs", "skip_special_tokens"):
             require(isinstance(getattr(self, name), bool), name, "true or false")
         require(
-            self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1),
+            self.max_tokens is None or (is_integer(self.max_tokens) and self.max_tokens >= 1),
             "max_tokens",
             "a 64-bit integer of at least 1",
         )
@@ -90,7 +90,7 @@ class SamplingParams:
         require(0 <= self.top_p <= 1, "top_p", "between 0 and 1")
         require(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
         require(
-            self.seed is None or _is_int(self.seed, below=2**64),
+            self.seed is None or is_integer(self.seed, below=2**64),
             "seed",
             "a 64-bit integer",
         )
@@ -100,7 +100,7 @@ class SamplingParams:
             require(-2 <= getattr(self, name) <= 2, name, "between -2 and 2")
         require(
             isinstance(self.logit_bias, Mapping)
-            and all(_is_int(k) and k >= 0 and _is_number(v) for k, v in self.logit_bias.items()),
+            and all(is_integer(k) and k >= 0 and is_number(v) for k, v in self.logit_bias.items()),
             "logit_bias",
             "a mapping of token ids to finite numbers",
         )
@@ -117,7 +117,7 @@ class SamplingParams:
             )
         require(
             isinstance(self.stop_token_ids, tuple)
-            and all(_is_int(t) and t >= 0 for t in self.stop_token_ids),
+            and all(is_integer(t) and t >= 0 for t in self.stop_token_ids),
             "stop_token_ids",
             "a tuple of token ids",
         )
@@ -137,7 +137,6 @@ class SamplingParams:
         return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
 
 
-_LARGEST = sys.float_info.max
 _LONGEST_STOP = 1_000
 _MOST = {"stop": 64, "stop_token_ids": 1_024, "logit_bias": 1_024}
 _NUMBERS = (
@@ -148,15 +147,6 @@ _NUMBERS = (
     "presence_penalty",
     "frequency_penalty",
 )
-
-
-def _is_int(value: object, below: int = 2**63) -> bool:
-    """Whether a value is an integer that a message to a worker can carry."""
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < below
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def _is_text(value: str) -> bool:

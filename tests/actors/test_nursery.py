@@ -191,7 +191,9 @@ async def test_forks_and_ends_leak_no_descriptor(nursery: Nursery, tmp_path: Pat
 def test_a_nursery_goes_with_its_router(warm: bool) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        process = subprocess.Popen([*COMMAND, str(theirs.fileno())], pass_fds=(theirs.fileno(),))
+        process = subprocess.Popen(
+            [*COMMAND, str(theirs.fileno()), str(os.getpid())], pass_fds=(theirs.fileno(),)
+        )
     with ours:
         if warm:
             assert ours.recv(100)

@@ -68,3 +68,18 @@ def test_its_clock_is_finer_than_that_of_an_event_loop() -> None:
         pass
     assert first - scheduler.hold_s(0) >= 2e-4
     assert first == pytest.approx(0.02, abs=0.005)
+
+
+def test_what_starts_whatever_the_others_do_is_known_beforehand() -> None:
+    clock = Clock()
+    scheduler = Scheduler(2, lambda: [0, 0], clock)
+    scheduler.policy = Thresholds((1, 3))
+    assert scheduler.free_steps(0, 4) == math.inf
+    scheduler.policy = Lookahead.of(r2r(), 11)
+    assert scheduler.free_steps(0, 4) == math.inf
+    scheduler.began(1, 10)
+    assert scheduler.free_steps(0, 4) == 3
+    clock.now = 0.0101
+    assert scheduler.free_steps(0, 4) == 1
+    clock.now = 0.0300
+    assert scheduler.free_steps(0, 4) == 0

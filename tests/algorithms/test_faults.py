@@ -195,5 +195,5 @@ async def test_what_cannot_be_loaded_is_told_with_its_place_in_the_recipe(wrong:
             pass
     said = said.format(head=wrong / "head.pt", demo=DEMO)
     if not said.startswith("r.yaml"):
-        said = f"r.yaml:4:3: error: models.slm: model 'slm': head 'gate' (r.yaml:7:3): {said}"
+        said = f"r.yaml:4:3: error: models.slm: head 'gate' (r.yaml:7:3): {said}"
     assert str(caught.value).startswith(said)

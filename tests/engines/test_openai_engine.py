@@ -187,7 +187,12 @@ def test_connections_are_kept(connect: Open) -> None:
         assert endpoint.connections <= 3
 
 
-@pytest.mark.parametrize("fault", [status(503), status(429, Retry_After="0"), hang_up, broken_after(0)])
+GIVEN_UP = {"choices": [{"text": "", "finish_reason": "abort"}]}
+
+
+@pytest.mark.parametrize(
+    "fault", [status(503), status(429, Retry_After="0"), hang_up, broken_after(0), said(GIVEN_UP)]
+)
 def test_what_may_pass_is_tried_again(connect: Open, fault: Callable[[Handler], bool]) -> None:
     with Endpoint(logits=peaked) as endpoint:
         engine = connect(endpoint, retries=2)
@@ -209,6 +214,8 @@ def test_an_answer_that_breaks_off_goes_on_where_it_ended(connect: Open) -> None
     [
         ([status(400, "too long for me")], "answered 400: too long for me"),
         ([status(503, "overloaded")] * 2, "answered 503: overloaded"),
+        ([status(502, "<html>\n <h1>Bad\r\n gateway")] * 2, "answered 502: <html> <h1>Bad gateway"),
+        ([said(GIVEN_UP)] * 2, "gave up: finish_reason 'abort'"),
         ([hang_up] * 3, "RemoteDisconnected"),
     ],
 )
@@ -224,6 +231,15 @@ def test_a_row_that_cannot_be_had_fails_alone(
         assert message in output.failed[0]
         assert len(output.logits) == len(output.hidden) == 1
         assert int(output.logits[0, :VOCAB].argmax()) == int(peaked(PROMPT).argmax())
+
+
+@pytest.mark.timeout(30)
+def test_an_endpoint_that_does_not_stop_where_it_is_told_to_writes_the_same(connect: Open) -> None:
+    """Also when it is first asked, which would otherwise never end."""
+    with Endpoint(logits=peaked, endless=True) as endpoint:
+        engine = connect(endpoint, span=2)
+        assert write(engine, PROMPT, 12) == greedy(PROMPT, 12, peaked)
+        assert len(endpoint.requests) == 1
 
 
 def test_an_answer_that_does_not_come_fails_in_time(connect: Open) -> None:
@@ -336,19 +352,20 @@ def test_alternatives_that_were_not_asked_for_do_no_harm(connect: Open) -> None:
         assert output.known.tolist() == [1]
 
 
-def test_an_answer_that_is_no_json_fails_its_row(connect: Open) -> None:
+@pytest.mark.parametrize("body", [b"<ok>", b"[" * 100_000], ids=["html", "nested"])
+def test_an_answer_that_is_no_json_fails_its_row(connect: Open, body: bytes) -> None:
     def garbage(handler: Handler) -> bool:
         handler.send_response(200)
-        handler.send_header("Content-Length", "4")
+        handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
-        handler.wfile.write(b"<ok>")
+        handler.wfile.write(body)
         return True
 
     with Endpoint(logits=peaked) as endpoint:
         engine = connect(endpoint)
         endpoint.faults.append(garbage)
         slot, _ = engine.open(PROMPT)
-        assert "sent no JSON object: <ok>" in engine.step([Extend(slot, PROMPT)]).failed[0]
+        assert f"sent no JSON object: {body[:4].decode()}" in engine.step([Extend(slot, PROMPT)]).failed[0]
 
 
 def test_the_key_comes_from_the_environment_and_shows_nowhere(

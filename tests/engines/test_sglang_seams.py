@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -26,7 +28,34 @@ def test_another_version_is_named_with_the_one_that_fits(monkeypatch: pytest.Mon
         "engine 'sglang' needs SGLang 0.5.23, found 0.5.24: pip install 'tokenflow[sglang]'"
     )
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
     require_sglang()
+
+
+def test_metadata_without_a_package_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a removal that failed half-way."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedModel) as refused:
+        require_sglang()
+    assert str(refused.value) == (
+        "engine 'sglang' needs SGLang 0.5.23, of which only the metadata is installed: "
+        "pip install --force-reinstall --no-deps sglang==0.5.23"
+    )
+
+
+def test_a_package_with_nothing_in_it_is_told_by_a_few_of_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sglang").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(UnsupportedModel) as refused:
+        check_seams()
+    assert "pip install --force-reinstall --no-deps sglang==0.5.23" in str(refused.value)
+    assert str(refused.value).endswith(f"; and {len(CALLS) - 8} more")
+    monkeypatch.delitem(sys.modules, "sglang", raising=False)
 
 
 NO_SUCH = "type object 'Thing' has no attribute 'gone'"
@@ -111,6 +140,7 @@ def test_every_argument_that_is_given_is_checked(tmp_path: Path) -> None:
     config = {
         "dtype": "float32",
         "num_hidden_layers": 2,
+        "vocab_size": 96,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "hidden_size": 64,

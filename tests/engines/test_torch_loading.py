@@ -165,7 +165,8 @@ def test_missing_extra_and_misshapen_tensors_are_listed_together(model: Path) ->
     assert str(caught.value) == (
         f"{model}: tensors do not fit config.json: 1 missing: model.norm.weight; "
         "1 not used by the model: model.layers.2.mlp.up_proj.weight; "
-        "1 of another shape: model.layers.0.mlp.up_proj.weight is [47, 32] and should be [48, 32]"
+        "1 of another shape: model.layers.0.mlp.up_proj.weight in model.safetensors is [47, 32] "
+        "and should be [48, 32]"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -74,7 +75,7 @@ def test_the_simplest_policy_is_taken_that_is_not_clearly_slower(
 @contextmanager
 def planner(job: Job) -> Iterator[subprocess.Popen[str]]:
     """Another process that has been given a job; who asked is there until this ends."""
-    command = [sys.executable, "-m", "tokenflow.planner"]
+    command = [sys.executable, "-m", "tokenflow.planner", str(os.getpid())]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

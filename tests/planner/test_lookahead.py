@@ -41,6 +41,41 @@ def test_a_large_batch_waits_for_a_small_step_that_is_nearly_over() -> None:
     assert policy.decide(Snapshot((0, 2), (10, 0), (0.5, 0))) == Decision((), 0.5)
 
 
+@given(
+    st.floats(1.0, 9.0),
+    st.floats(1.0, 60.0),
+    st.floats(1.0, 60.0),
+    st.integers(1, 8),
+    st.integers(0, 8),
+    st.integers(0, 8),
+    st.tuples(st.floats(-5.0, 60.0), st.floats(-5.0, 60.0)),
+)
+@settings(deadline=None)
+def test_as_many_steps_start_without_a_wait_as_it_says(
+    small: float, mid: float, large: float, batch: int, second: int, third: int, left: tuple[float, float]
+) -> None:
+    routing = [[0.6, 0.2, 0.2], [0.5, 0.5, 0], [1, 0, 0]]
+    policy = Lookahead.of(RoutingModel(routing, [[1, 0, 0]] * 3, [small, mid, large]), 8)
+    running = (0, second, third)
+    steps = policy.free_steps(0, batch, running, (0.0, *left))
+    if not any(running):
+        assert steps == math.inf
+        return
+    for step in range(1, int(min(steps, 20)) + 1):
+        residual = [0.0, *(each - step * small for each in left)]
+        assert [policy.hold_ms(0, waiting, running, residual) for waiting in range(1, batch + 1)] == [
+            0
+        ] * batch
+
+
+def test_steps_are_free_until_the_last_one_that_ends_before_the_other_models_batch() -> None:
+    policy = Lookahead.of(r2r(0.05, 6.0, 60.0), 8)
+    assert policy.free_steps(0, 4, (0, 3), (0.0, 60.0)) == 9
+    assert policy.free_steps(0, 4, (0, 3), (0.0, 11.9)) == 0
+    assert policy.free_steps(0, 4, (0, 3), (0.0, -0.1)) == 0
+    assert policy.free_steps(1, 2, (4, 0), (6.0, 0.0)) == 0
+
+
 def test_thresholds_hold_a_batch_back_that_the_rule_would_start() -> None:
     snapshot = Snapshot((0, 4), (4, 0), (6.0, 0))
     assert Lookahead.of(r2r(), 8).decide(snapshot).start == (1,)

@@ -16,6 +16,7 @@ from tests.recipes import toy_pair
 from tests.server.client import Client
 from tests.threads import ThreadNursery
 from tokenflow.dsl.ir import RecipeIR
+from tokenflow.server.files import Connections
 from tokenflow.server.serve import http_server
 from tokenflow.server.service import Service, State
 from tokenflow.wire.messages import Step, StepDone
@@ -24,10 +25,23 @@ from tokenflow.wire.messages import Step, StepDone
 class Served(Client):
     """A server of this process, and what it shares."""
 
-    def __init__(self, port: int, service: Service) -> None:
-        super().__init__(port)
+    def __init__(self, sock: socket.socket, service: Service) -> None:
+        super().__init__(sock.getsockname()[1])
         self.service = service
+        self.stopped = anyio.Event()
+        self._socket = sock
+        self._server = http_server(service, Connections(4096))
         self._news = asyncio.Event()
+
+    async def listen(self) -> None:
+        """Serve until :meth:`stop`."""
+        await self._server.serve([self._socket])
+        self.stopped.set()
+
+    def stop(self) -> None:
+        """End as a server does after its drain."""
+        self.service.state = State.DRAINING
+        self._server.should_exit = True
 
     def watch(self) -> None:
         """Notice every step of a worker, and the end of every request."""
@@ -57,27 +71,19 @@ class Served(Client):
 async def serving(recipe: RecipeIR, **options: Any) -> AsyncIterator[Served]:
     """A running server of a recipe."""
     service = Service(recipe, **options)
-    server = http_server(service)
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as sock:
-        served = Served(sock.getsockname()[1], service)
+        served = Served(sock, service)
         served.watch()
-        stopped = anyio.Event()
-
-        async def listen() -> None:
-            await server.serve([sock])
-            stopped.set()
-
         async with anyio.create_task_group() as tasks, service.router:
             service.state = State.SERVING
-            tasks.start_soon(listen)
+            tasks.start_soon(served.listen)
             try:
                 yield served
             finally:
-                service.state = State.DRAINING
-                server.should_exit = True
+                served.stop()
                 # A test that fails must not leave a listening socket to the loop.
                 with anyio.CancelScope(shield=True):
-                    await stopped.wait()
+                    await served.stopped.wait()
 
 
 def mortal(recipe: RecipeIR) -> RecipeIR:

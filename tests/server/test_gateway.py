@@ -39,7 +39,8 @@ async def test_names_of_the_recipe_and_of_its_models_are_listed_and_answer(guard
         assert (await guarded.post("/v1/completions", body, **key)).json["model"] == card["id"]
     large = next(card for card in cards["data"] if card["id"] == "one/llm")
     assert large["root"].endswith("/llm")
-    for name in ("three", "one/", "one/slm/x", "toy"):
+    assert (await guarded.get("/v1/models/", **key)).json == cards
+    for name in ("three", "one/", "one/slm/x", "toy", "/"):
         reply = await guarded.get(f"/v1/models/{name}", **key)
         assert (reply.status, reply.error["code"]) == (404, "model_not_found")
         posted = await guarded.post("/v1/completions", {"model": name, "prompt": "a"}, **key)

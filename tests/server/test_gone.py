@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -98,6 +100,38 @@ async def test_requests_that_end_by_themselves_are_not_aborted(
         await served.until(lambda: idle(served), WITHIN_S)
         assert await served.metric("num_aborted_requests_total") == 0
     assert aborted == []
+
+
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the middle of a head, of a body, before an answer, and after any number of bytes of one."""
+    dice = random.Random(7)
+    async with serving(toy_pair(tmp_path, slm={"step_s": 0.001}, llm={"step_s": 0.002})) as served:
+
+        async def ask(number: int) -> None:
+            body = {"prompt": [1, 40 + number % 50, 50], "max_tokens": 60, "ignore_eos": True}
+            data = json.dumps({**body, "stream": dice.random() < 0.7, "n": dice.choice((1, 1, 3))}).encode()
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            request = f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+            async with served.connect() as exchange:
+                if dice.random() < 0.3:
+                    exchange.writer.write(request[: dice.randrange(1, len(request))])
+                else:
+                    exchange.writer.write(request)
+                    await exchange.reader.read(dice.choice((1, 200, 2000)))
+                    for _ in range(dice.randrange(20)):
+                        await exchange.reader.read(100)
+                exchange.drop()
+
+        for _ in range(5):
+            async with anyio.create_task_group() as tasks:
+                for number in range(40):
+                    tasks.start_soon(ask, number)
+        await served.until(lambda: idle(served) and not served.service.open, WITHIN_S)
+        assert (await served.complete(PROMPT, max_tokens=5))["usage"]["completion_tokens"] == 5
+        assert await served.metric("request_failure_total") == 0
+    assert not caplog.records
 
 
 async def test_a_client_that_leaves_while_its_body_is_read_is_forgotten(pair: Served) -> None:

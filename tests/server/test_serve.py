@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import resource
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,62 +17,9 @@ import psutil
 import pytest
 
 from tests.server.client import Client, Exchange
-from tokenflow.server.serve import raise_file_limit
+from tests.server.process import LONG, ROOT, SHORT, body_of, client_of, running
 
 pytestmark = pytest.mark.anyio
-
-ROOT = Path(__file__).parents[2]
-RECIPE = "recipes/demo.yaml"
-LONG = {"prompt": "Q: 93*7=?\nA: ", "max_tokens": 900, "ignore_eos": True, "stream": True}
-SHORT = {**LONG, "max_tokens": 200}
-
-
-class Process:
-    """A running command and what it says."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.said: list[str] = []
-
-    async def until(self, text: str) -> str:
-        """Read stderr up to a line that holds ``text``."""
-        assert self.process.stderr is not None
-        while line := (await self.process.stderr.readline()).decode():
-            self.said.append(line)
-            if text in line:
-                return line
-        raise AssertionError(f"{text!r} was not said: {''.join(self.said)}")
-
-    async def end(self) -> tuple[int, str]:
-        """Its exit code, and all that it said."""
-        assert self.process.stderr is not None
-        self.said.append((await self.process.stderr.read()).decode())
-        return await self.process.wait(), "".join(self.said)
-
-
-@asynccontextmanager
-async def running(
-    *args: str, env: Mapping[str, str] | None = None, by: Sequence[str] = ()
-) -> AsyncIterator[Process]:
-    """``tokenflow serve`` on any free port; killed if it is still there at the end."""
-    process = await asyncio.create_subprocess_exec(
-        *(*by, sys.executable, "-m", "tokenflow.cli", "serve", RECIPE, "--port", "0", *args),
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **(env or {})},
-    )
-    try:
-        async with asyncio.timeout(60):
-            yield Process(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-async def client_of(server: Process) -> Client:
-    """A client of a server, as soon as that is ready."""
-    return Client(int((await server.until("ready in")).rsplit(":", 1)[1]))
 
 
 async def test_a_server_whose_log_nobody_reads_any_more_drains_as_any_other() -> None:
@@ -90,21 +35,6 @@ async def test_a_server_whose_log_nobody_reads_any_more_drains_as_any_other() ->
         assert body.endswith(b"data: [DONE]\n\n")
         # What could not be written is still to be flushed when Python exits, which makes its 0 a 120.
         assert await server.process.wait() in (0, 120)
-
-
-def test_a_server_may_open_as_many_files_as_its_user() -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = len(list(Path("/proc/self/fd").iterdir())) + 50
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
-        raise_file_limit()
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        assert hard == limits[1]
-        assert few < soft <= hard
-        raise_file_limit()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_a_server_keeps_its_settings_and_lets_open_streams_end(tmp_path: Path) -> None:
@@ -188,6 +118,21 @@ async def test_the_second_signal_cuts_the_drain_short() -> None:
         assert code == 130, said
 
 
+async def test_what_was_not_sent_by_the_end_of_the_drain_is_told_so() -> None:
+    async with running("--drain-timeout", "0.2") as server:
+        client = await client_of(server)
+        async with client.open("POST", "/v1/completions", b'{"prompt": ', {"content-length": "99"}) as half:
+            assert (await client.get("/health")).status == 200
+            server.process.send_signal(signal.SIGTERM)
+            assert "1 open requests" in await server.until("draining")
+            reply = await half.reply()
+            assert (reply.status, reply.error["code"]) == (503, "not_ready")
+            assert await half.reader.read() == b""
+        code, said = await server.end()
+        assert code == 0, said
+        assert "Traceback" not in said
+
+
 async def test_the_end_of_its_terminal_drains_a_server_however_often_it_is_told() -> None:
     async with running() as server:
         client = await client_of(server)
@@ -230,11 +175,7 @@ async def test_workers_that_are_killed_under_load_are_replaced_and_no_client_not
             for worker in workers:
                 worker.kill()
             bodies = await asyncio.gather(*(body_of(stream) for stream in streams))
-        for body in bodies:
-            events = [
-                json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")
-            ]
-            assert "".join(event["choices"][0]["text"] for event in events) == whole["text"]
+        assert [text_of(body) for body in bodies] == [whole["text"]] * 4
         assert await client.metric("worker_restarts_total") == 2
         assert (await client.get("/health")).status == 200
         server.process.send_signal(signal.SIGTERM)
@@ -242,7 +183,54 @@ async def test_workers_that_are_killed_under_load_are_replaced_and_no_client_not
         assert code == 0, said
 
 
-async def test_a_server_that_loads_listens_already_and_can_be_stopped() -> None:
+async def test_workers_that_hang_under_load_are_replaced_and_no_client_notices() -> None:
+    timeouts = [f"--set=models.{model}.step_timeout=1" for model in ("slm", "llm")]
+    async with running(*timeouts) as server:
+        client = await client_of(server)
+        (whole,) = (await client.complete(**{**SHORT, "stream": False}))["choices"]
+        router = psutil.Process(server.process.pid)
+        async with AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(client.open("POST", "/v1/completions", SHORT))
+                for _ in range(4)
+            ]
+            for stream in streams:
+                assert await stream.head() == 200
+            for worker in set(router.children(recursive=True)) - set(router.children()):
+                worker.suspend()
+            assert (await client.get("/health")).status == 200
+            texts = [text_of(await body_of(stream)) for stream in streams]
+        assert texts == [whole["text"]] * 4
+        assert await client.metric("worker_restarts_total") == 2
+        server.process.send_signal(signal.SIGTERM)
+        code, said = await server.end()
+        assert code == 0, said
+
+
+async def test_a_model_that_is_given_up_is_named_to_all_who_want_it() -> None:
+    async with running(*(f"--set=models.{model}.restarts=0" for model in ("slm", "llm"))) as server:
+        client = await client_of(server)
+        router = psutil.Process(server.process.pid)
+        async with client.open("POST", "/v1/completions", {**LONG, "n": 4}) as stream:
+            assert await stream.head() == 200
+            for worker in set(router.children(recursive=True)) - set(router.children()):
+                worker.kill()
+            *_, error, done = (await body_of(stream)).decode().strip().split("\n\n")
+        assert done == "data: [DONE]"
+        told = json.loads(error.removeprefix("data: "))["error"]
+        assert (told["type"], told["code"]) == ("unavailable_error", "worker_died")
+        for reply in (await client.get("/health"), await client.post("/v1/completions", {"prompt": "a"})):
+            assert (reply.status, reply.error["code"]) == (503, "model_down")
+            for message in (reply.error["message"], told["message"]):
+                assert re.search(r"model '[sl]lm' is given up: .* ended with signal 9 \(SIGKILL\)", message)
+        server.process.send_signal(signal.SIGTERM)
+        code, said = await server.end()
+        assert code == 0, said
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGTERM] * 2, [signal.SIGINT] * 2])
+async def test_a_server_that_loads_listens_already_and_can_be_stopped(signals: list[signal.Signals]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -254,7 +242,8 @@ async def test_a_server_that_loads_listens_already_and_can_be_stopped() -> None:
         assert metrics.status == 200
         assert b"num_requests_running" not in metrics.body
         children = psutil.Process(server.process.pid).children(recursive=True)
-        server.process.send_signal(signal.SIGTERM)
+        for number in signals:
+            server.process.send_signal(number)
         code, said = await server.end()
         assert code == 130, said
         assert "Traceback" not in said
@@ -285,19 +274,10 @@ async def test_a_wrong_setting_is_named_in_the_last_line(
     assert "Traceback" not in said
 
 
-async def test_an_address_in_use_is_found_before_anything_loads() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        async with running("--port", str(port)) as server:
-            code, said = await server.end()
-    assert code == 1
-    assert said == (
-        f"tokenflow serve: cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port\n"
-    )
-
-
-async def body_of(exchange: Exchange) -> bytes:
-    return b"".join([chunk async for chunk in exchange.chunks()])
+def text_of(body: bytes) -> str:
+    """The text of a streamed completion."""
+    events = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
+    return "".join(event["choices"][0]["text"] for event in events)
 
 
 def test_help_names_every_option_and_loads_nothing_heavy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -66,7 +67,7 @@ class RealWorker:
         self.socket.settimeout(60)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tokenflow.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "tokenflow.worker", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=(theirs.fileno(),),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tokenflow.errors import Overloaded
+from tokenflow.errors import InvalidRequest, Overloaded
+from tokenflow.numeric import is_integer
 from tokenflow.types import Reservation
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What may wait at most before it is admitted to memory.
+    """What may wait at most before it is admitted to memory; :raises ValueError: if that is no number.
 
     :param requests: requests, those included whose prompts are being read; those that can begin at once come
         on top.
@@ -21,6 +22,11 @@ class QueueLimits:
 
     requests: int
     tokens: int
+
+    def __post_init__(self) -> None:
+        for name in ("requests", "tokens"):
+            if not is_integer(most := getattr(self, name), least=0):
+                raise ValueError(f"max_queued_{name} must be an integer of at least 0, got {most!r}")
 
 
 class Admission:
@@ -42,8 +48,11 @@ class Admission:
 
         Where one has room, all have: a reservation that is larger than the queue would never be served.
 
+        :raises InvalidRequest: if it is no number of requests.
         :raises Overloaded: if as many wait as may.
         """
+        if not is_integer(requests, least=1):
+            raise InvalidRequest(f"requests must be an integer of at least 1, got {requests!r}", "requests")
         room = self._limits.requests + (0 if self._waiting else self._free())
         if self._arriving + len(self._waiting) >= room:
             raise Overloaded(

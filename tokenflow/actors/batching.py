@@ -80,11 +80,9 @@ class Batching:
         """B: how many requests model ``code`` waits for now."""
         return self.policy.thresholds[self._index[code]]
 
-    def least(self, code: int) -> int:
-        """With how many requests model ``code`` may start again and again; 0 if that has to be seen."""
-        if self._scheduler.looks_ahead and self._scheduler.others_run(self._index[code]):
-            return 0
-        return self.threshold(code)
+    def free(self, code: int, batch: int) -> tuple[int, float]:
+        """With how many requests model ``code`` starts after a batch, and how often for certain."""
+        return self.threshold(code), self._scheduler.free_steps(self._index[code], batch)
 
     def follow(self, active: Collection[Sequence], whole: bool) -> None:
         """The requests that are active have changed, or where they can still go.

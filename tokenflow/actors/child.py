@@ -12,16 +12,21 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
+from tokenflow.actors.fork import Owner
 from tokenflow.settings import worker_environment
 
 WORKER = (sys.executable, "-P", "-m", "tokenflow.worker")
 
 
 class Child:
-    """A process that leads a group of its own; ``ended`` is to be called once when it is gone."""
+    """A process that leads a group of its own; ``ended`` is to be called once when it is gone.
+
+    It belongs to the process that has started it: to one that was forked from that, it does not run.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._owner = Owner()
         self._code: int | None = None
         self._exited = asyncio.Event()
         self._callbacks: list[Callable[[], None]] = []
@@ -29,7 +34,7 @@ class Child:
     @property
     def running(self) -> bool:
         """Whether its end is not known yet."""
-        return not self._exited.is_set()
+        return self._owner.here and not self._exited.is_set()
 
     def ended(self, code: int | None) -> None:
         """It exited with ``code``, minus a signal's number, or in a way that nobody saw (None)."""
@@ -71,13 +76,14 @@ cancelled."""
 
 
 async def spawn(channel: int, stderr: int, threads: int, command: Sequence[str] = WORKER) -> Child:
-    """Start ``command`` with the number of the channel's descriptor as its last argument."""
+    """Start ``command`` with two more arguments: the channel's descriptor, and this process's id."""
     # A process that is half started could not be ended.
     with anyio.CancelScope(shield=True):
         transport, protocol = await asyncio.get_running_loop().subprocess_exec(
             _Exit,
             *command,
             str(channel),
+            str(os.getpid()),
             pass_fds=(channel,),
             stdin=DEVNULL,
             stdout=DEVNULL,

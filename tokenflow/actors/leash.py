@@ -21,12 +21,13 @@ class Leash:
     """Of one worker.
 
     :param possible: whether the recipe lets a worker know by itself that a request stays.
-    :param least: how many requests its model goes on with; 0 where the router has to decide.
+    :param free: with how many requests a model starts again and again after a batch of so many, and for how
+        many steps that is certain; 0 of them where the router has to decide.
     """
 
-    def __init__(self, possible: bool, least: Callable[[], int]) -> None:
+    def __init__(self, possible: bool, free: Callable[[int], tuple[int, float]]) -> None:
         self._possible = possible
-        self._least = least
+        self._free = free
         self._hold: Callable[[], None] | None = None
         self._loose = False
         self._pulled = False
@@ -41,9 +42,11 @@ class Leash:
         :param alone: nobody else is waiting.
         """
         calm, self._pulled = not self._pulled, False
-        least = self._least() if calm and alone and self.worthwhile else 0
-        self._loose = least > 0
-        return least, {sequence.id: _unseen(sequence) for sequence in batch} if least else {}
+        least, steps = self._free(len(batch)) if calm and alone and self.worthwhile else (0, 0)
+        self._loose = least > 0 and steps > 0
+        if not self._loose:
+            return 0, {}
+        return least, {sequence.id: int(min(_unseen(sequence), steps)) for sequence in batch}
 
     @property
     def worthwhile(self) -> bool:

@@ -101,7 +101,7 @@ class ModelActor:
         self._running: frozenset[int] = frozenset()
         self._verifier = recipe.model(recipe.verifier).code if recipe.verifier else 0
         may = not (recipe.rollback or recipe.budgets)
-        self._leash = Leash(may, partial(batching.least, model.code))
+        self._leash = Leash(may, partial(batching.free, model.code))
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether the worker has KV cache of a request."""

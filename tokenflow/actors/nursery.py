@@ -16,6 +16,7 @@ from collections import deque
 import anyio
 
 from tokenflow.actors.child import Child, spawn
+from tokenflow.actors.fork import keep_from_forks
 from tokenflow.actors.words import LastWords
 from tokenflow.errors import ProtocolError, WorkerDied
 from tokenflow.wire.nursery import MAX_PACKET, Exited, Fork, Forked, Warm, decode_from_nursery, encode
@@ -81,10 +82,11 @@ class _Process:
     async def start(cls) -> _Process:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
+        keep_from_forks(ours)
         words = LastWords("nursery")
         with theirs:
             try:
-                stderr = await words.open()
+                stderr = words.open()
                 try:
                     child = await spawn(theirs.fileno(), stderr, 1, COMMAND)
                 finally:

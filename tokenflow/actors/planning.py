@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,6 +16,7 @@ from anyio import to_thread
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from tokenflow.actors.fork import Owner
 from tokenflow.actors.meter import Meter
 from tokenflow.dsl.ir import Policy
 from tokenflow.settings import worker_environment
@@ -154,8 +156,9 @@ async def _planned(job: Job) -> AsyncIterator[Planned]:
     """What another process plans, line by line; it ends with this iteration."""
     from tokenflow.planner.job import read_planned, write_job
 
+    owner = Owner()
     process = await anyio.open_process(
-        _COMMAND,
+        (*_COMMAND, str(os.getpid())),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=None,
@@ -172,7 +175,8 @@ async def _planned(job: Job) -> AsyncIterator[Planned]:
     except (anyio.IncompleteRead, anyio.BrokenResourceError):
         log.warning("planning failed: batches start as before")
     finally:
-        await _end(process)
+        if owner.here:
+            await _end(process)
 
 
 async def _end(process: Process) -> None:

@@ -14,6 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from tokenflow.actors.child import Child, Launch, spawn
+from tokenflow.actors.fork import keep_from_forks
 from tokenflow.actors.words import LastWords
 from tokenflow.errors import ProtocolError, TokenflowError, WorkerDied, rebuild
 from tokenflow.wire.channel import Channel
@@ -93,10 +94,11 @@ class WorkerProcess:
         self._claim, self._ready = loop.create_future(), loop.create_future()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        keep_from_forks(ours)
         with theirs:
             with anyio.CancelScope(shield=True):
                 channel = self._channel = await Channel.connect(ours, self)
-                stderr = await self._words.open()
+                stderr = self._words.open()
             try:
                 self._child = await self._launch(theirs.fileno(), stderr, self.hello.config.threads)
             except BaseException:

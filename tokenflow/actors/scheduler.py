@@ -45,9 +45,14 @@ class Scheduler:
         """Whether any model runs."""
         return any(self._running)
 
-    def others_run(self, index: int) -> bool:
-        """Whether any model but ``index`` runs."""
-        return any(batch for other, batch in enumerate(self._running) if other != index)
+    def free_steps(self, index: int, batch: int) -> float:
+        """How many more batches of model ``index`` start whatever the others do, after one that starts now.
+
+        As long as nothing comes and nothing else starts: whoever waits for that is asked again then.
+        """
+        if isinstance(self.policy, Thresholds):
+            return math.inf
+        return self.policy.free_steps(index, batch, self._running, self._residual_ms(self.policy))
 
     def began(self, index: int, batch: int) -> None:
         """A batch of model ``index`` started."""
@@ -63,10 +68,12 @@ class Scheduler:
         policy, waiting = self.policy, self._waiting()
         if isinstance(policy, Thresholds):
             return 0.0 if waiting[index] >= policy.thresholds[index] else math.inf
+        decision = policy.decide(Snapshot(waiting, self._running, self._residual_ms(policy)))
+        return 0.0 if index in decision.start else decision.ask_again_ms / 1e3
+
+    def _residual_ms(self, policy: Lookahead) -> list[float]:
         now = self._clock()
-        residual_ms = [
+        return [
             policy.expected_ms(i, batch) - (now - self._started[i]) * 1e3 if batch else 0.0
             for i, batch in enumerate(self._running)
         ]
-        decision = policy.decide(Snapshot(waiting, self._running, residual_ms))
-        return 0.0 if index in decision.start else decision.ask_again_ms / 1e3

@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 from tokenflow.actors.child import Launch
 from tokenflow.actors.process import Grants, WorkerProcess
 from tokenflow.errors import ModelLoadError, TokenflowError, WorkerDied
+from tokenflow.limits import said
 from tokenflow.wire.messages import Hello, Ready
 
 _FIRST_BACKOFF_S = 0.1
@@ -154,7 +155,7 @@ class Supervisor:
         try:
             facts = await worker.start(tasks)
         except OSError as error:
-            raise WorkerDied(f"a worker of model {self.model!r} cannot be started: {error}") from None
+            raise WorkerDied(f"a worker of model {self.model!r} cannot be started: {said(error)}") from None
         self._check(facts)
         return facts
 

@@ -12,13 +12,14 @@ from collections import deque
 _LINES = 40
 """Enough for the stacks of some threads, with the line above them that says what happened."""
 _LONGEST_LINE = 4096
+_READ = 1 << 16
 _LOGGED_LINES, _SPAN_S = 1000, 1.0
 """So many lines are logged in such a time; tokens do not wait for a worker that floods its log."""
 
 log = logging.getLogger("tokenflow.worker")
 
 
-class LastWords(asyncio.Protocol):
+class LastWords:
     """What a process writes to its standard error, logged under ``name``; ``lines`` are the last ones.
 
     Of a flood only the beginning is logged, and how much there was.  ``closed`` is set when nobody can write
@@ -32,24 +33,27 @@ class LastWords(asyncio.Protocol):
         self._line = b""
         self._since = 0.0
         self._logged = self._withheld = 0
-        self._transport: asyncio.BaseTransport | None = None
+        self._reading = -1
 
-    async def open(self) -> int:
+    def open(self) -> int:
         """Start listening; returns the descriptor to write to, which is the caller's to close."""
-        reading, writing = os.pipe()
-        try:
-            pipe = os.fdopen(reading, "rb", buffering=0)
-            self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, pipe)
-        except BaseException:
-            os.close(writing)
-            pipe.close()
-            raise
+        self._reading, writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        asyncio.get_running_loop().add_reader(self._reading, self._read)
         return writing
 
     def close(self) -> None:
         """Stop listening, though somebody may still write."""
-        if self._transport is not None:
-            self._transport.close()
+        if self._reading < 0:
+            return
+        # uvloop's transports for pipes close a number twice, and it may be another thread's by then.
+        asyncio.get_running_loop().remove_reader(self._reading)
+        os.close(self._reading)
+        self._reading = -1
+        if self._line:
+            self._report([self._line])
+        self._admit_to_have_withheld()
+        self.closed.set()
 
     def ending(self, code: int | None, after: str = "") -> str:
         """How the process ended: its exit code (minus a signal's number; None if nobody saw it), ``after``
@@ -62,16 +66,17 @@ class LastWords(asyncio.Protocol):
         lines = "".join(f"\n  {line}" for line in self.lines)
         return cause + reason + (f"; its last words:{lines}" if lines else "")
 
-    def data_received(self, data: bytes) -> None:
+    def _read(self) -> None:
+        try:
+            data = os.read(self._reading, _READ)
+        except BlockingIOError:
+            return
+        if not data:
+            self.close()
+            return
         *lines, rest = (self._line + data).split(b"\n")
         self._line = rest[-_LONGEST_LINE:]
         self._report(lines)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._line:
-            self._report([self._line])
-        self._admit_to_have_withheld()
-        self.closed.set()
 
     def _report(self, lines: list[bytes]) -> None:
         now = time.monotonic()

@@ -137,8 +137,11 @@ class Notes:
         return Problem(file, line, column, key_path(path), message, severity)
 
     def locate(self, path: Path, error: Failure) -> Failure:
-        """An error of a message alone, which also says where the recipe asks for what failed, if it knows."""
-        problem = self.problem(path, str(error))
+        """An error of a message alone, which also says where the recipe asks for what failed, if it knows.
+
+        The key path names the model, so a message that begins with its name need not.
+        """
+        problem = self.problem(path, str(error).removeprefix(f"model {path[-1]!r}: "))
         return type(error)(str(problem)) if problem.line else error
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from tokenflow.engines.config import Reader, decoder_facts
+from tokenflow.engines.tensors import stored_tensors
 from tokenflow.errors import ModelLoadError
 from tokenflow.types import ModelConfig
 from tokenflow.wire.messages import Claim, DeviceShare
@@ -41,15 +42,15 @@ def claim_of(
     :raises ModelLoadError: if its files do not say.
     """
     path = Path(config.path)
-    raw = _text_config(path)
+    facts = decoder_facts(path)
     ranks = ranks if device.type == "cuda" else 1
-    try:
-        entry = _entry(raw, ranks) * raw["num_hidden_layers"]
-        context = config.context_length or raw["max_position_embeddings"]
-    except KeyError as error:
-        raise ModelLoadError(f"{path / 'config.json'}: {error} is missing") from error
-    tied, head = bool(raw.get("tie_word_embeddings")), raw.get("vocab_size", 0) * raw.get("hidden_size", 0)
-    stored = stored_tensors(path, unused=_HEAD if tied else "")
+    entry = _entry(facts, ranks) * facts.integer("num_hidden_layers")
+    context = config.context_length or facts.integer("max_position_embeddings")
+    tied, head = (
+        bool(facts.get("tie_word_embeddings")),
+        facts.integer("vocab_size") * facts.integer("hidden_size"),
+    )
+    stored = stored_sizes(path, unused=_HEAD if tied else "")
     dtype = stored.dtype if config.dtype == "auto" else config.dtype
     if dtype not in _BYTES:
         raise ModelLoadError(f"dtype must be auto or one of {', '.join(_BYTES)}, got {dtype!r}")
@@ -95,23 +96,16 @@ def available_bytes() -> int:
     return free
 
 
-def _text_config(path: Path) -> dict[str, Any]:
-    file = path / "config.json"
-    try:
-        raw: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file}: cannot be read: {error}") from error
-    return {**raw, **raw.get("text_config", {})}
-
-
-def _entry(raw: Mapping[str, Any], ranks: int) -> int:
+def _entry(facts: Reader, ranks: int) -> int:
     """Numbers that one layer keeps of a token on each rank: keys and values, or what they are made from."""
-    if latent := raw.get("kv_lora_rank"):
-        return int(latent + raw["qk_rope_head_dim"])
-    heads = raw["num_attention_heads"]
-    head_dim = raw.get("head_dim") or raw["hidden_size"] // heads
-    kv_heads = raw.get("num_key_value_heads") or heads
-    return int(2 * -(-kv_heads // ranks) * head_dim)
+    if facts.get("kv_lora_rank"):
+        return facts.integer("kv_lora_rank") + facts.integer("qk_rope_head_dim")
+    heads = facts.integer("num_attention_heads")
+    kv_heads = facts.integer("num_key_value_heads", heads)
+    head_dim = facts.integer("head_dim", facts.integer("hidden_size") // heads)
+    if heads % kv_heads:
+        raise facts.wrong(f"{heads} query heads over {kv_heads} key-value heads: they must divide evenly")
+    return 2 * -(-kv_heads // ranks) * head_dim
 
 
 class Stored(NamedTuple):
@@ -127,25 +121,15 @@ class Stored(NamedTuple):
     other_bytes: int
 
 
-def stored_tensors(path: Path, unused: str = "") -> Stored:
+def stored_sizes(path: Path, unused: str = "") -> Stored:
     """Read from the headers of the files.
 
     :param unused: a tensor that is not loaded.
     :raises ModelLoadError: if there are no files, or broken ones.
     """
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise ModelLoadError(f"{path}: no safetensors files found; only safetensors weights are read")
     sizes: Counter[str] = Counter()
-    for file in files:
-        try:
-            with file.open("rb") as opened:
-                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-            for name, entry in header.items():
-                if name not in ("__metadata__", unused):
-                    start, stop = entry["data_offsets"]
-                    sizes[entry["dtype"]] += stop - start
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ModelLoadError(f"{file}: cannot be read: {error}") from error
+    for name, tensor in stored_tensors(path).items():
+        if name != unused:
+            sizes[tensor.dtype] += tensor.size
     floats = Counter({name: sizes.pop(key, 0) // _BYTES[name] for key, name in _STORED.items()})
     return Stored(floats.most_common(1)[0][0], floats.total(), sizes.total())

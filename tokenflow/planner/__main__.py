@@ -1,7 +1,8 @@
-"""``python -m tokenflow.planner``: a job on stdin, its plans on stdout, one line each as they are found.
+"""``python -m tokenflow.planner PID``: a job on stdin, its plans on stdout, one line each as they are found.
 
 For a process that must not wait: planning takes the processor for seconds, so it runs in another process
-that gets what nobody else wants of it.  It ends when nobody reads its stdout any more.
+that gets what nobody else wants of it.  It ends when nobody reads its stdout any more,
+or process PID, which has started it, is gone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tokenflow.planner.job import read_job, write_planned
 from tokenflow.planner.work import work
 
 _NICE = 19
+_LOOK_MS = 500
 _PATIENCE_S = 30
 """So long it does without, on a machine that is busy all the time; then it takes one or two percent, for
 which others may have to wait some milliseconds."""
@@ -24,7 +26,7 @@ which others may have to wait some milliseconds."""
 
 def main() -> None:
     """Do the job."""
-    threading.Thread(target=_leave_with_reader, args=(sys.stdout.fileno(),), daemon=True).start()
+    threading.Thread(target=_leave, args=(sys.stdout.fileno(), int(sys.argv[1])), daemon=True).start()
     os.nice(_NICE)
     if hasattr(os, "SCHED_IDLE"):
         _schedule(os.SCHED_IDLE)
@@ -38,11 +40,12 @@ def main() -> None:
             sys.stdout.flush()
 
 
-def _leave_with_reader(fd: int) -> None:
-    """End the process, in the middle of a plan, once the other end of its stdout is closed."""
+def _leave(fd: int, parent: int) -> None:
+    """End the process, in the middle of a plan, once nobody reads its stdout, or ``parent`` is gone."""
     poll = select.poll()
     poll.register(fd, 0)  # no more than what is always told: that it is hung up
-    poll.poll()
+    while os.getppid() == parent and not poll.poll(_LOOK_MS):
+        pass
     os._exit(0)
 
 

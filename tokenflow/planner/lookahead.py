@@ -110,6 +110,20 @@ class Lookahead:
                 return end
         return 0.0
 
+    def free_steps(
+        self, model: int, batch: int, running: Sequence[int], residual_ms: Sequence[float]
+    ) -> float:
+        """How many batches ``model`` starts without a wait after one of ``batch`` requests that starts now.
+
+        A batch waits for ends within its own latency only, and nobody joins it before the next end; so all
+        start at once that are over before then.
+        """
+        ends = (
+            left for j, left in enumerate(residual_ms) if running[j] and self.routing[j][model] and j != model
+        )
+        steps = min(ends, default=math.inf) / max(self.step_ms[model][1 : batch + 1])
+        return max(math.floor(steps) - 1, 0) if steps < math.inf else steps
+
     def expected_ms(self, model: int, batch: int) -> float:
         """Latency of a running batch, which may be larger than any new one when requests were withdrawn."""
         return self.step_ms[model][min(batch, self.limits[model])]

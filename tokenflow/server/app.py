@@ -34,6 +34,7 @@ def _route(
 
 ROUTES = [
     _route("/v1/models", catalogue.models),
+    _route("/v1/models/", catalogue.models),
     _route("/v1/models/{name:path}", catalogue.model),
     _route("/v1/completions", completions.completions, ["POST"]),
     _route("/v1/chat/completions", chat.chat, ["POST"]),

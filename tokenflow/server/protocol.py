@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from tokenflow.server.errors import ApiError, no_http
+from tokenflow.server.files import Connections
 from tokenflow.server.transport import LARGEST_BODY, WIRE
 
 LARGEST_HEAD = 64 * 2**10
@@ -56,6 +57,10 @@ class Protocol(HttpToolsProtocol):
     one comes behind it on the same connection, and hangs up on who is still sending what was refused.
     """
 
+    def __init__(self, may: Connections, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._may = may
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._received = 0
@@ -66,6 +71,8 @@ class Protocol(HttpToolsProtocol):
         self._hand = SimpleNamespace(
             write=transport.write, is_closing=transport.is_closing, close=self._hang_up
         )
+        if not self._may.fit(len(self.connections)):
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._in_time()

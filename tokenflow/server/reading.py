@@ -25,6 +25,8 @@ async def read(request: Request, shape: type[T], limit: int = LARGEST_BODY) -> T
     :raises ApiError: if the body is too large, does not come, or is not what it should be.
     :raises ClientGone: if the client leaves before all of it is there.
     """
-    body = await read_body(request, limit)
+    service = service_of(request)
+    with service.reading():
+        body = await read_body(request, limit)
     work = partial(decode, body, shape)
-    return work() if len(body) < _LARGE else await service_of(request).aside(work)
+    return work() if len(body) < _LARGE else await service.aside(work)

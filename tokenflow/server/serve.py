@@ -13,17 +13,14 @@ import contextlib
 import gc
 import json
 import logging
-import resource
 import shlex
 import signal
 import socket
-import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import anyio
 import uvicorn
@@ -33,15 +30,15 @@ from tokenflow.dsl.load import load_recipe
 from tokenflow.errors import RecipeError, TokenflowError
 from tokenflow.eventloop import new_event_loop
 from tokenflow.server.app import create_app
+from tokenflow.server.files import Connections
 from tokenflow.server.gateway import access
+from tokenflow.server.listening import listening
 from tokenflow.server.options import OptionError, Options, options
 from tokenflow.server.protocol import Protocol
 from tokenflow.server.service import Service, State
 from tokenflow.server.transport import sole
 
 _EXIT_OK, _EXIT_FAILURE, _EXIT_USAGE, _EXIT_INTERRUPT = 0, 1, 2, 130
-_BACKLOG = 2048
-_FILES = 65536
 _KEEP_ALIVE_S = 75
 _DELAY_SAMPLE_S = 0.02
 _FAREWELL_S = 3
@@ -56,10 +53,10 @@ def serve(args: argparse.Namespace) -> int:
     try:
         chosen = options(args)
         _log(chosen)
-        raise_file_limit()
         recipe = limited(load_recipe(args.recipe, args.overrides), chosen.max_model_len)
+        connections = Connections.beside(len(recipe.models))
         with listening(chosen) as (sock, address), asyncio.Runner(loop_factory=new_event_loop) as runner:
-            return runner.run(_serve(recipe, chosen, sock, address))
+            return runner.run(_serve(recipe, chosen, connections, sock, address))
     except RecipeError:
         raise
     except OptionError as error:
@@ -68,14 +65,6 @@ def serve(args: argparse.Namespace) -> int:
     except (TokenflowError, OSError) as error:
         _say(str(error))
         return _EXIT_FAILURE
-
-
-def raise_file_limit() -> None:
-    """Let the process open as many files as it may: if clients use them all up, no worker can be replaced."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def limited(recipe: RecipeIR, max_model_len: int | None) -> RecipeIR:
@@ -95,41 +84,7 @@ def limited(recipe: RecipeIR, max_model_len: int | None) -> RecipeIR:
     return replace(recipe, models=models)
 
 
-@contextmanager
-def listening(chosen: Options) -> Iterator[tuple[socket.socket, str]]:
-    """A listening socket, and what curl calls it.
-
-    :raises OSError: if the address cannot be listened at.
-    """
-    if chosen.uds is not None:
-        path = Path(chosen.uds)
-        _remove_stale(path)
-        sock = socket.socket(socket.AF_UNIX)
-        where, address, hint = str(path), f"--unix-socket {shlex.quote(str(path))} http://localhost", "--uds"
-    else:
-        family = socket.AF_INET6 if ":" in chosen.host else socket.AF_INET
-        sock = socket.socket(family)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        host = f"[{chosen.host}]" if family == socket.AF_INET6 else chosen.host
-        where, hint = f"{host}:{chosen.port}", "--port"
-    with sock:
-        try:
-            sock.bind(chosen.uds if chosen.uds is not None else (chosen.host, chosen.port))
-        except OSError as error:
-            raise OSError(
-                f"cannot listen at {where}: {error.strerror or error}; choose another {hint}"
-            ) from None
-        try:
-            if chosen.uds is None:
-                address = f"http://{host}:{sock.getsockname()[1]}"
-            sock.listen(_BACKLOG)
-            yield sock, address
-        finally:
-            if chosen.uds is not None:
-                Path(chosen.uds).unlink(missing_ok=True)
-
-
-def http_server(service: Service) -> uvicorn.Server:
+def http_server(service: Service, connections: Connections) -> uvicorn.Server:
     """The HTTP server of a service; ``serve(sockets=[...])`` runs it until its ``should_exit`` is set."""
     return _Server(
         uvicorn.Config(
@@ -139,16 +94,17 @@ def http_server(service: Service) -> uvicorn.Server:
             lifespan="off",
             ws="none",
             loop="none",
-            http=Protocol,
+            http=partial(Protocol, connections),  # type: ignore[arg-type]
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_FAREWELL_S,
         )
     )
 
 
-async def _serve(recipe: RecipeIR, chosen: Options, sock: socket.socket, address: str) -> int:
+async def _serve(
+    recipe: RecipeIR, chosen: Options, connections: Connections, sock: socket.socket, address: str
+) -> int:
     service = Service(
         recipe,
         names=chosen.served_model_name,
@@ -157,7 +113,7 @@ async def _serve(recipe: RecipeIR, chosen: Options, sock: socket.socket, address
         request_timeout=chosen.request_timeout,
         access_log=chosen.access_log,
     )
-    server = http_server(service)
+    server = http_server(service, connections)
     failure: TokenflowError | None = None
     code = _EXIT_FAILURE
     async with anyio.create_task_group() as tasks:
@@ -208,6 +164,7 @@ async def _live(service: Service, chosen: Options, address: str) -> int:
                 service.state = State.DRAINING
                 _say(f"draining: {service.open} open requests, {chosen.drain_timeout:g} s at most")
                 await _drain(service, chosen.drain_timeout, second)
+                service.stop_reading()
             tasks.cancel_scope.cancel()
     return (
         _EXIT_OK if first.is_set() and not second.is_set() and not loading.cancel_called else _EXIT_INTERRUPT
@@ -259,22 +216,23 @@ async def _drain(service: Service, timeout_s: float, hurry: anyio.Event) -> None
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us."""
+    """Leaves signals to us, and at its end those who do not leave."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._hang_up)
+            await super().shutdown(sockets)
+            tasks.cancel_scope.cancel()
 
-def _remove_stale(path: Path) -> None:
-    """Remove a socket that a server which is gone has left."""
-    if not path.exists() or not stat.S_ISSOCK(path.stat().st_mode):
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
+    async def _hang_up(self) -> None:
+        # Their requests end by themselves then, as those of all who leave; uvicorn would cancel them.
+        await anyio.sleep(_FAREWELL_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def _log(chosen: Options) -> None:

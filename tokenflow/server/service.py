@@ -82,6 +82,7 @@ class Service:
         self.open = 0
         """Requests for tokens that are not answered yet."""
         self._idle = anyio.Event()
+        self._reading: set[anyio.CancelScope] = set()
         self._aside = anyio.CapacityLimiter(1)
         self._longest: int | None = None
         self.verifying = frozenset(model.name for model in recipe.models if model.config.verify)
@@ -103,6 +104,26 @@ class Service:
         self._idle = anyio.Event()
         if self.open:
             await self._idle.wait()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While this reads what a client sends, the server may stop waiting for it.
+
+        :raises ApiError: if it did.
+        """
+        with anyio.CancelScope() as scope:
+            self._reading.add(scope)
+            try:
+                yield
+            finally:
+                self._reading.discard(scope)
+        if scope.cancelled_caught:
+            raise not_ready(self.state.value)
+
+    def stop_reading(self) -> None:
+        """Wait for nothing that clients have begun to send."""
+        for scope in self._reading:
+            scope.cancel()
 
     @property
     def targets(self) -> list[Target]:
@@ -171,20 +192,23 @@ class Service:
         return self._spellers[as_ids]
 
     def require_serving(self) -> None:
-        """:raises ApiError: if no request can be answered now: loading, draining, or a model is gone."""
+        """:raises ApiError: if no request is taken now: loading, draining, or a model is gone."""
         if self.state is not State.SERVING:
             raise not_ready(self.state.value)
+        self._require_models()
+
+    def _require_models(self) -> None:
         if (error := self.router.down) is not None:
-            raise model_down(error)
+            raise model_down(error) if self.state is State.SERVING else not_ready(self.state.value)
 
     @contextmanager
     def reserve(self, responses: int) -> Iterator[Reservation]:
-        """Places for responses whose prompts are yet to be read.
+        """Places for responses whose prompts are yet to be read; what was taken before a drain may have them.
 
-        :raises ApiError: if the server is not serving.
+        :raises ApiError: if the models are gone.
         :raises Overloaded: if as many requests wait as may.
         """
-        self.require_serving()
+        self._require_models()
         with self.router.reserve(responses) as reservation:
             yield reservation
 

@@ -1,8 +1,8 @@
 """The nursery: a process that has imported what a worker needs, and forks one whenever it is asked to.
 
-``python -m tokenflow.worker.nursery FD``, where FD is its end of a socketpair of packets.  To import torch
-takes seconds, to fork milliseconds; and what all workers have imported is in memory once.  The nursery
-itself never uses torch: a process that has done so cannot be forked safely.
+``python -m tokenflow.worker.nursery FD PID``: FD is its end of a socketpair of packets, PID the router that
+starts it.  To import torch takes seconds, to fork milliseconds; and what all workers have imported is in
+memory once.  The nursery itself never uses torch: a process that has done so cannot be forked safely.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from typing import NoReturn
 
 from tokenflow.settings import limit_threads
 from tokenflow.wire.nursery import MAX_PACKET, Exited, Forked, Warm, decode_fork, encode
-from tokenflow.wire.watch import HANGUP
+from tokenflow.wire.watch import HANGUP, Parent
 from tokenflow.worker.life import live, prepare
 
 
 class Nursery:
-    """Serves the router at the other end of ``sock``, until it hangs up."""
+    """Serves the router at the other end of ``sock``, its ``parent``, until it hangs up or is gone."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, parent: Parent) -> None:
         self._sock = sock
+        self._parent = parent
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
 
@@ -54,19 +55,25 @@ class Nursery:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         poll.register(self._reading, select.POLLIN)
-        while True:
-            for fd, _ in poll.poll():
+        patience = self._parent.attend(poll)
+        while not self._parent.gone:
+            for fd, _ in poll.poll(patience):
                 if fd == self._reading:
                     os.read(self._reading, MAX_PACKET)
                     self._bury()
-                else:
+                elif fd == self._sock.fileno():
                     self._fork()
+        os._exit(0)
 
     def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._sock, HANGUP)
         poll.register(self._reading, select.POLLIN)
-        if any(fd == self._sock.fileno() for fd, _ in poll.poll()):
+        patience = self._parent.attend(poll)
+        heard: list[tuple[int, int]] = []
+        while not heard and not self._parent.gone:
+            heard = poll.poll(patience)
+        if all(fd != self._reading for fd, _ in heard):
             os._exit(0)
 
     def _fork(self) -> None:
@@ -78,6 +85,7 @@ class Nursery:
             os._exit(0)
         request = decode_fork(packet)
         sys.stderr.flush()
+        nursery = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
@@ -86,7 +94,7 @@ class Nursery:
         if pid == 0:
             try:
                 channel, stderr = descriptors
-                self._become_worker(channel, stderr, request.threads)
+                self._become_worker(channel, stderr, request.threads, Parent(nursery))
             finally:
                 os._exit(1)
         for descriptor in descriptors:
@@ -97,17 +105,18 @@ class Nursery:
                 os.setpgid(pid, pid)
             self._send(Forked(pid))
 
-    def _become_worker(self, channel: int, stderr: int, threads: int) -> NoReturn:
+    def _become_worker(self, channel: int, stderr: int, threads: int, parent: Parent) -> NoReturn:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for descriptor in (self._sock.detach(), self._reading, self._writing):
             os.close(descriptor)
+        self._parent.close()
         os.setpgid(0, 0)
         os.dup2(stderr, 2)
         os.close(stderr)
         prepare()
         limit_threads(threads)
-        live(socket.socket(fileno=channel))
+        live(socket.socket(fileno=channel), parent)
 
     def _bury(self) -> None:
         while True:
@@ -128,6 +137,6 @@ class Nursery:
 
 if __name__ == "__main__":
     prepare()
-    nursery = Nursery(socket.socket(fileno=int(sys.argv[1])))
+    nursery = Nursery(socket.socket(fileno=int(sys.argv[1])), Parent(int(sys.argv[2])))
     nursery.warm_up()
     nursery.serve()

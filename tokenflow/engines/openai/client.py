@@ -181,10 +181,10 @@ class Call:
     def _parse(self, data: bytes) -> dict[str, Any]:
         try:
             event = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             event = None
         if not isinstance(event, dict):
-            shown = data[:_SHOWN].decode(errors="replace")
+            shown = " ".join(data[:_SHOWN].decode(errors="replace").split())
             raise CallFailed(f"{self._client.url} sent no JSON object: {shown}", may_pass=False)
         if event.get("error"):
             raise CallFailed(f"{self._client.url} failed: {message_of(json.dumps(event))}")
@@ -192,11 +192,14 @@ class Call:
 
 
 def message_of(text: str) -> str:
-    """The message inside an error body, in whichever of the usual forms; else the beginning of the body."""
+    """The message inside an error body, in whichever of the usual forms; else the beginning of the body.
+
+    In one line: a gateway's error page has many.
+    """
     try:
         body = json.loads(text)
         error = body.get("error", body)
         found = error if isinstance(error, str) else error.get("message") or error.get("detail")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         found = None
-    return str(found or text or "no reason given")[:_SHOWN]
+    return " ".join(str(found or text).split())[:_SHOWN] or "no reason given"

@@ -19,6 +19,8 @@ _EXTENSIONS = {
     # Its end-of-sequence tokens come as tokens: what ends a response is decided on this side.
     "ignore_eos": True,
 }
+_GIVEN_UP = ("abort", "error")
+"""How vLLM and SGLang end an answer that something else ended, a shutdown for one."""
 _PROBE_TOKENS = 2
 _LEAST_LISTED = 2
 
@@ -80,6 +82,8 @@ class Remote:
                 for position in read_choice(choice, self._vocabulary):
                     last = position.token
                     yield Position(last, position.best[:most])
+                if choice.get("finish_reason") in _GIVEN_UP:
+                    raise CallFailed(f"{self.url} gave up: finish_reason {choice['finish_reason']!r}")
                 if choice.get("finish_reason") == "stop" and last not in self._eos:
                     if not self._eos:
                         raise Unreadable("it ended, and the model has no end-of-sequence token")
@@ -134,6 +138,8 @@ class Remote:
             found: list[Position] = []
             ended = False
             for event in call:
+                if len(found) > _PROBE_TOKENS:
+                    break  # it does not stop where it is told to, and may never
                 for choice in choices_of(event):
                     found += read_choice(choice, self._vocabulary)
                     ended |= choice.get("finish_reason") is not None

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from tokenflow.engines.memory import alone, claim_of, stored_tensors
-from tokenflow.engines.sglang.seams import check_seams
-from tokenflow.errors import ModelLoadError, UnsupportedModel
-from tokenflow.settings import prepare_sglang
+from tokenflow.engines.config import decoder_facts
+from tokenflow.engines.memory import alone, claim_of, stored_sizes
+from tokenflow.engines.sglang.fit import check_fit
+from tokenflow.engines.sglang.seams import VERSION, check_seams
+from tokenflow.errors import ModelLoadError, TokenflowError, UnsupportedModel
+from tokenflow.settings import SGLANG_CORES, prepare_sglang, sglang_cores
 from tokenflow.types import ModelConfig
 
 BLOCK_SIZE = 16
@@ -28,6 +32,9 @@ BLOCK_SIZE = 16
 
 HOST = "127.0.0.1"
 _MEETING_S = 300
+_SHOWN = 400
+_NODES = Path("/sys/devices/system/node")
+_CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _KV_SHARE = 0.95
 """Share of a GPU that SGLang may use where ``kv_cache`` bounds it anyway."""
 
@@ -46,11 +53,20 @@ def load_runner(
     prepare_sglang(cpu=device == "cpu")
     logging.getLogger("sglang").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="sglang")
+    hide_progress()
     check_seams()
     try:
+        if rank == 0 and load_format == "safetensors":
+            require_architecture(Path(config.path))
+            check_fit(Path(config.path))
         return _load(config, rank, store, meeting, device, index, cuda_graphs, load_format)
-    except (RuntimeError, ValueError, OSError, AssertionError) as error:
-        raise ModelLoadError(f"SGLang cannot load {config.path}: {type(error).__name__}: {error}") from error
+    except TokenflowError:
+        raise
+    except Exception as error:  # of SGLang's, transformers' and torch's code, whose errors have no base
+        said = " ".join(str(error).split())
+        raise ModelLoadError(
+            f"SGLang cannot load {config.path}: {type(error).__name__}: {said:.{_SHOWN}}"
+        ) from error
 
 
 def _load(
@@ -116,7 +132,7 @@ def server_arguments(config: ModelConfig, device: str, cuda_graphs: bool, load_f
     if config.kv_cache is not None and config.kv_cache < BLOCK_SIZE:
         raise ModelLoadError(f"kv_cache of {config.kv_cache} tokens is too small: a block has {BLOCK_SIZE}")
     # SGLang's own ``auto`` would halve float32.
-    dtype = stored_tensors(Path(config.path)).dtype if config.dtype == "auto" else config.dtype
+    dtype = stored_sizes(Path(config.path)).dtype if config.dtype == "auto" else config.dtype
     arguments: dict[str, Any] = {
         "model_path": config.path,
         "device": device,
@@ -144,6 +160,39 @@ def server_arguments(config: ModelConfig, device: str, cuda_graphs: bool, load_f
     return arguments
 
 
+def require_architecture(path: Path) -> None:
+    """Refuse a model that nobody here can build, in our words.
+
+    :raises ModelLoadError: if its ``config.json`` cannot be read.
+    :raises UnsupportedModel: if neither SGLang nor transformers, to which it turns, knows the architecture.
+    """
+    import transformers
+    from sglang.srt.models.registry import ModelRegistry
+
+    facts = decoder_facts(path)
+    for name in facts.architectures()[:1]:
+        if not ModelRegistry.is_arch_supported(name) and not hasattr(transformers, name):
+            raise UnsupportedModel(
+                f"{facts.where}: architecture {name} is not supported by SGLang {VERSION}; "
+                "change architectures, or choose another model"
+            )
+
+
+def hide_progress() -> None:
+    """Draw no progress bars: a worker's standard error is a log, and SGLang's loaders always want them."""
+    from tqdm import tqdm
+
+    begin = tqdm.__init__
+    if hasattr(begin, "__wrapped__"):
+        return
+
+    @wraps(begin)
+    def begin_hidden(bar: Any, *args: Any, **settings: Any) -> None:
+        begin(bar, *args, **settings | {"disable": True})
+
+    tqdm.__init__ = begin_hidden  # type: ignore[method-assign, assignment]
+
+
 def lone_meeting() -> int:
     """A number for :func:`load_runner` where there is one rank only: nothing listens there."""
     return 1024 + os.getpid() % (2**16 - 1024)
@@ -152,10 +201,12 @@ def lone_meeting() -> int:
 def place_of(name: str, rank: int) -> tuple[str, int]:
     """SGLang's name of the device, and which one of them rank ``rank`` has.
 
-    :raises ModelLoadError: if there are not so many.
+    :raises ModelLoadError: if there are not so many, or on a CPU no cores for each.
     """
     count = torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and not count):
+        if rank:
+            _require_cores(rank)
         return "cpu", rank
     index = int(name.partition(":")[2] or 0) + rank
     if index >= count:
@@ -164,6 +215,27 @@ def place_of(name: str, rank: int) -> tuple[str, int]:
             "change device or tensor_parallel"
         )
     return "cuda", index
+
+
+def _require_cores(rank: int) -> None:
+    """Ranks on a CPU have cores of their own: a NUMA node each, or what the environment says."""
+    groups = sglang_cores()
+    if groups is None:
+        nodes = max(len(list(_NODES.glob("node[0-9]*"))), 1)
+        found, why = nodes, f"this machine has {nodes} NUMA node(s), of which each rank gets one"
+    else:
+        found, why = len(groups), f"{SGLANG_CORES} is {'|'.join(groups)!r}"
+    if rank >= found:
+        raise ModelLoadError(
+            f"tensor_parallel: rank {rank} has no cores: {why}; set {SGLANG_CORES} to the cores of "
+            f"every rank, as in {'|'.join(map(str, range(rank + 1)))}, or lower tensor_parallel"
+        )
+    for group in groups or ():
+        if not _CORES.fullmatch(group):
+            raise ModelLoadError(
+                f"{SGLANG_CORES} has {group!r} for the cores of a rank; it must be like 0-3 or 0,2, with | "
+                "between the ranks"
+            )
 
 
 def _refuse_other_memory(runner: Any, config: ModelConfig) -> None:

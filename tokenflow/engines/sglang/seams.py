@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,8 @@ from tokenflow.errors import UnsupportedModel
 
 VERSION = "0.5.23"
 _HOW = "pip install 'tokenflow[sglang]'"
+_AGAIN = f"pip install --force-reinstall --no-deps sglang=={VERSION}"
+_SHOWN = 8
 
 CALLS: dict[str, tuple[str, ...]] = {
     "sglang.srt.configs.model_config:ModelConfig.from_server_args": ("server_args",),
@@ -85,6 +88,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "sglang.srt.model_executor.model_runner:ModelRunner.forward": ("forward_batch",),
     "sglang.srt.model_executor.model_runner:ModelRunner.init_attention_backends": (),
     "sglang.srt.model_executor.model_runner:ModelRunner.init_cuda_graphs": (),
+    "sglang.srt.models.registry:ModelRegistry.is_arch_supported": ("architecture",),
     "sglang.srt.runtime_context:SpawnRanks": ("world_rank", "gpu_id"),
     "sglang.srt.runtime_context:get_device": (),
     "sglang.srt.runtime_context:get_schedule": (),
@@ -126,17 +130,22 @@ def require_sglang() -> None:
         raise UnsupportedModel(f"engine 'sglang' needs SGLang {VERSION}: {_HOW}") from None
     if found != VERSION:
         raise UnsupportedModel(f"engine 'sglang' needs SGLang {VERSION}, found {found}: {_HOW}")
+    if importlib.util.find_spec("sglang") is None:
+        raise UnsupportedModel(
+            f"engine 'sglang' needs SGLang {VERSION}, of which only the metadata is installed: {_AGAIN}"
+        )
 
 
 def check_seams() -> None:
     """Compare what is called with what is there.
 
-    :raises UnsupportedModel: with every difference.
+    :raises UnsupportedModel: with the first differences, and how many there are.
     """
     changes = [change for name, given in CALLS.items() for change in changes_of(name, given)]
     if changes:
+        shown = [*changes[:_SHOWN], *([f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else [])]
         raise UnsupportedModel(
-            f"this build of SGLang is not {VERSION} as released ({_HOW}): " + "; ".join(changes)
+            f"this build of SGLang is not {VERSION} as released ({_AGAIN}): " + "; ".join(shown)
         )
 
 

@@ -6,14 +6,14 @@ Both forms of the rotary settings are read: ``rope_theta`` with ``rope_scaling``
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenflow.errors import ModelLoadError, ModelNotFound, UnsupportedModel
+from tokenflow.engines.config import Reader, read_json
+from tokenflow.errors import ModelNotFound, UnsupportedModel
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -91,9 +91,9 @@ def read_spec(path: Path, context_length: int | None = None) -> ModelSpec:
     """
     if not path.is_dir():
         raise ModelNotFound(f"{path}: no such directory")
-    raw = _read_json(path / "config.json")
+    raw = read_json(path / "config.json")
     generation = path / "generation_config.json"
-    reader = _Reader(raw, str(path / "config.json"))
+    reader = Reader(raw, str(path / "config.json"))
     family = _family(reader)
     heads = reader.integer("num_attention_heads")
     kv_heads = reader.integer("num_key_value_heads", heads)
@@ -105,9 +105,9 @@ def read_spec(path: Path, context_length: int | None = None) -> ModelSpec:
             "the heads must divide evenly and the width must be even"
         )
     if (act := reader.get("hidden_act", "silu")) != "silu":
-        raise reader.unsupported(f"hidden_act {act!r}", "silu")
+        raise _unsupported(reader, f"hidden_act {act!r}", "silu")
     if reader.get("quantization_config") is not None:
-        raise reader.unsupported("a quantised checkpoint", "float32, bfloat16 and float16 weights")
+        raise _unsupported(reader, "a quantised checkpoint", "float32, bfloat16 and float16 weights")
     rope = _rope(reader)
     longest = _longest(reader, rope)
     if context_length is not None and context_length > longest:
@@ -130,74 +130,36 @@ def read_spec(path: Path, context_length: int | None = None) -> ModelSpec:
         mlp_bias=family == "llama" and bool(reader.get("mlp_bias", False)),
         qk_norm=family == "qwen3",
         rope=rope,
-        eos_token_ids=_eos(_read_json(generation) if generation.is_file() else {}, raw),
+        eos_token_ids=_eos(read_json(generation) if generation.is_file() else {}, raw),
     )
 
 
-class _Reader:
-    """Typed access to the keys of a configuration file, with errors that name the file."""
-
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
-        self.raw = raw
-        self.where = where
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self.raw.get(key)
-        return default if value is None else value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.wrong(f"{key} must be a positive integer, got {value!r}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise self.wrong(f"{key} must be a positive number, got {value!r}")
-        return float(value)
-
-    def wrong(self, message: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.where}: {message}")
-
-    def unsupported(self, what: str, supported: str) -> UnsupportedModel:
-        return UnsupportedModel(
-            f"{self.where}: {what} is not supported by the torch engine; supported: {supported}"
-        )
+def _unsupported(reader: Reader, what: str, supported: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{reader.where}: {what} is not supported by the torch engine; supported: {supported}"
+    )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelLoadError(f"{path}: not found; a model directory in Hugging Face layout has one") from None
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelLoadError(f"{path}: must hold a JSON object, got {type(raw).__name__}")
-    return raw
-
-
-def _family(reader: _Reader) -> str:
-    names = reader.get("architectures", [])
+def _family(reader: Reader) -> str:
+    names = reader.architectures()
     known = [name for name in names if name in ARCHITECTURES]
     if not known:
-        what = f"architecture {', '.join(map(str, names)) or 'not named in the config'}"
-        raise reader.unsupported(what, ", ".join(ARCHITECTURES))
+        what = f"architecture {', '.join(names) or 'not named in the config'}"
+        raise _unsupported(reader, what, ", ".join(ARCHITECTURES))
     return ARCHITECTURES[known[0]]
 
 
-def _rope(reader: _Reader) -> RopeSpec:
+def _rope(reader: Reader) -> RopeSpec:
     scaling = reader.get("rope_scaling") or reader.get("rope_parameters", {})
     if not isinstance(scaling, dict):
         raise reader.wrong(f"rope settings must be an object, got {scaling!r}")
-    rope = _Reader({"rope_theta": reader.get("rope_theta", _DEFAULT_THETA), **scaling}, reader.where)
+    rope = Reader({"rope_theta": reader.get("rope_theta", _DEFAULT_THETA), **scaling}, reader.where)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ROPE_KINDS or any(isinstance(value, dict) for value in scaling.values()):
-        raise reader.unsupported(f"rope type {kind!r} ({scaling})", ", ".join(ROPE_KINDS))
+        raise _unsupported(reader, f"rope type {kind!r} ({scaling})", ", ".join(ROPE_KINDS))
     partial = rope.get("partial_rotary_factor", reader.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
-        raise reader.unsupported(f"partial_rotary_factor {partial}", "rotation of the whole head")
+        raise _unsupported(reader, f"partial_rotary_factor {partial}", "rotation of the whole head")
     theta = rope.number("rope_theta")
     if kind == "default":
         return RopeSpec(theta=theta)
@@ -230,7 +192,7 @@ def _rope(reader: _Reader) -> RopeSpec:
     )
 
 
-def _yarn_attention_factor(rope: _Reader, factor: float) -> float:
+def _yarn_attention_factor(rope: Reader, factor: float) -> float:
     """YaRN (arXiv 2309.00071), section 3.4: the attention is sharpened by ``0.1 ln(factor) + 1``."""
 
     def scale(m: float) -> float:
@@ -243,13 +205,13 @@ def _yarn_attention_factor(rope: _Reader, factor: float) -> float:
     return scale(over) / scale(under) if over and under else scale(1.0)
 
 
-def _longest(reader: _Reader, rope: RopeSpec) -> int:
+def _longest(reader: Reader, rope: RopeSpec) -> int:
     positions = reader.integer("max_position_embeddings")
     stretched = int(rope.factor * rope.original_length) if rope.kind == "yarn" else 0
     return max(positions, stretched)
 
 
-def _refuse_sliding_window(reader: _Reader, context_length: int) -> None:
+def _refuse_sliding_window(reader: Reader, context_length: int) -> None:
     """A window that is never shorter than the context changes nothing, and is let through."""
     window = reader.get("sliding_window")
     if window is None or not reader.get("use_sliding_window", False) or window >= context_length:
@@ -257,7 +219,8 @@ def _refuse_sliding_window(reader: _Reader, context_length: int) -> None:
     layers = reader.integer("num_hidden_layers")
     default = ["sliding_attention"] * max(0, layers - int(reader.get("max_window_layers", 28)))
     if any(kind != "full_attention" for kind in reader.get("layer_types", default)):
-        raise reader.unsupported(
+        raise _unsupported(
+            reader,
             f"a sliding window of {window} tokens",
             f"full attention (or set context_length to {window} or less, where the window changes nothing)",
         )

@@ -5,7 +5,6 @@ Pickled checkpoints (``pytorch_model.bin``) are never read.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -17,13 +16,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tokenflow.engines.tensors import INDEX, derived, read_index, require_fit
 from tokenflow.engines.torch.config import ModelSpec
 from tokenflow.engines.torch.linear import Linear
 from tokenflow.errors import ModelLoadError, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_SHOWN = 8
 _EMBED, _HEAD, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
 
@@ -161,31 +160,25 @@ class _Source:
         self._stack = stack
         self._files = dict(self._locate())
 
-    def _locate(self) -> Iterator[tuple[str, Any]]:
-        single, index = self._path / "model.safetensors", self._path / "model.safetensors.index.json"
+    def _locate(self) -> Iterator[tuple[str, tuple[str, Any]]]:
+        single, index = self._path / "model.safetensors", self._path / INDEX
         if index.is_file():
-            mapping = self._read_index(index)
+            mapping = read_index(index)
             opened = {name: self._open(self._path / name) for name in sorted(set(mapping.values()))}
             held = {name: set(file.keys()) for name, file in opened.items()}
             for tensor, name in mapping.items():
                 if tensor not in held[name]:
                     raise ModelLoadError(f"{index}: {tensor} is said to be in {name}, which does not hold it")
-                yield tensor, opened[name]
+                yield tensor, (name, opened[name])
         elif single.is_file():
             file = self._open(single)
             for tensor in file.keys():  # noqa: SIM118 - a handle, not a mapping
-                yield tensor, file
+                yield tensor, (single.name, file)
         else:
             raise ModelLoadError(
                 f"{self._path}: neither model.safetensors nor model.safetensors.index.json found; "
                 "only safetensors weights are read"
             )
-
-    def _read_index(self, index: Path) -> Mapping[str, str]:
-        try:
-            return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelLoadError(f"{index}: cannot be read as a weight index: {error!r}") from error
 
     def _open(self, file: Path) -> Any:
         try:
@@ -196,28 +189,18 @@ class _Source:
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Compare the stored tensors with the wanted ones before any is loaded."""
         tied = _HEAD not in shapes
-        extra = [n for n in self._files if n not in shapes and not (tied and n == _HEAD) and not _derived(n)]
-        missing = [name for name in shapes if name not in self._files]
-        wrong = []
-        for name, shape in shapes.items():
-            if name in self._files:
-                stored = tuple(self._files[name].get_slice(name).get_shape())
-                if stored != shape:
-                    wrong.append(f"{name} is {list(stored)} and should be {list(shape)}")
-        problems = [
-            f"{len(found)} {what}: {', '.join(found[:_SHOWN])}{', ...' if len(found) > _SHOWN else ''}"
-            for what, found in (
-                ("missing", missing),
-                ("not used by the model", extra),
-                ("of another shape", wrong),
-            )
-            if found
-        ]
-        if problems:
-            raise ModelLoadError(f"{self._path}: tensors do not fit config.json: {'; '.join(problems)}")
+        require_fit(
+            self._path,
+            {
+                name: (file, tuple(opened.get_slice(name).get_shape()))
+                for name, (file, opened) in self._files.items()
+            },
+            shapes,
+            ignored=lambda name: derived(name) or (tied and name == _HEAD),
+        )
 
     def dtype(self, name: str) -> str:
-        stored = str(self._files[name].get_slice(name).get_dtype())
+        stored = str(self._files[name][1].get_slice(name).get_dtype())
         if stored not in _STORED:
             raise UnsupportedModel(
                 f"{self._path}: weights are stored as {stored}; "
@@ -227,13 +210,8 @@ class _Source:
 
     def tensor(self, name: str) -> Tensor:
         try:
-            tensor = self._files[name].get_tensor(name)
+            tensor = self._files[name][1].get_tensor(name)
         except SafetensorError as error:
             raise ModelLoadError(f"{self._path}: {name} cannot be read: {error}") from error
         assert isinstance(tensor, Tensor)
         return tensor
-
-
-def _derived(name: str) -> bool:
-    """Old checkpoints store the rotary frequencies, which follow from the config."""
-    return name.endswith("rotary_emb.inv_freq")
