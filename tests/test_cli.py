@@ -96,6 +96,22 @@ def test_a_recipe_in_python_runs_as_one_in_yaml_does(recipe: str) -> None:
     assert "slm 9" in done.stderr and "hand-offs" in done.stderr
 
 
+def test_what_functions_of_a_recipe_print_goes_to_stderr(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.py"
+    demo = Path("recipes/demo").resolve()
+    noise = 'print("noise"); return req.keep()'
+    rules = 'recipe.models[1].rules([{"after": 2, "to": "slm", "send": "keep"}])\n'
+    file.write_text(STUCK.format(demo=demo, body=noise) + "\n\n" + rules)
+    prompt = ("Q: 93*7=?\nA: ", "--max-tokens", "8")
+    loud = run("run", str(file), *prompt)
+    file.write_text(file.read_text().replace("noise", ""))
+    quiet = run("run", str(file), *prompt)
+    assert "noise" in loud.stderr
+    assert (loud.returncode, loud.stdout) == (0, quiet.stdout)
+    row = json.loads(run("run", str(file), *prompt, "--json").stdout)
+    assert row["text"] == quiet.stdout.removesuffix("\n")
+
+
 def test_a_dash_reads_the_prompt_from_stdin() -> None:
     done = run("run", RECIPE, "-", stdin="Q: 93*7=?\nA: ")
     assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tokenflow.errors import ContextTooLong, InvalidRequest
@@ -213,6 +214,7 @@ def test_a_wrong_parameter_is_named(given: Any, message: str) -> None:
 def test_parameters_come_in_the_order_of_the_recipe_with_its_defaults() -> None:
     assert param_values({"a": 1.0, "b": 2.0}, {"b": 5}) == (1.0, 5.0)
     assert param_values({"a": 1.0}, None) == (1.0,)
+    assert param_values({"a": 1.0, "b": 2.0}, {"a": np.float32(0.5), "b": np.int64(5)}) == (0.5, 5.0)
 
 
 @pytest.mark.parametrize(

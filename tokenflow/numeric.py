@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 import sys
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 _LARGEST = sys.float_info.max
 
@@ -16,3 +17,13 @@ def is_integer(value: object, least: int = -(2**63), below: int = 2**63) -> Type
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value is a finite number that a float can hold."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def plain(value: Any) -> Any:
+    """A number of another library (a scalar of numpy, say) as one of Python's own; all else as it is."""
+    if isinstance(value, int | float) or not isinstance(value, numbers.Real):
+        return value
+    try:
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    except OverflowError:
+        return value

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tokenflow.errors import InvalidRequest
-from tokenflow.numeric import is_integer, is_number
+from tokenflow.numeric import is_integer, is_number, plain
 from tokenflow.text.tokenizer import Tokenizer, check_length
 from tokenflow.types import MAX_PARAM, MAX_TOP_LOGPROBS, EndpointConfig, SamplingParams
 
@@ -92,7 +92,8 @@ def param_values(known: Mapping[str, float], given: Mapping[str, float] | None) 
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"params must be a mapping, got {type(given).__name__}", "params")
-    for name, value in given.items():
+    values = {name: plain(value) for name, value in given.items()}
+    for name, value in values.items():
         if name not in known:
             raise InvalidRequest(
                 f"the recipe has no parameter {name!r}; it has: {', '.join(known) or 'none'}",
@@ -108,7 +109,7 @@ def param_values(known: Mapping[str, float], given: Mapping[str, float] | None) 
                 f"{value!r:.40}",
                 f"params.{name}",
             )
-    return tuple(float(given.get(name, default)) for name, default in known.items())
+    return tuple(float(values.get(name, default)) for name, default in known.items())
 
 
 def encode(

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -57,11 +57,14 @@ def run(args: argparse.Namespace) -> int:
         if text is not None and not _is_utf8(text):
             return _usage("the prompt is not UTF-8 text")
         with ExitStack() as files:
+            out = sys.stdout
+            # What functions of the recipe print is no text of a response.
+            files.enter_context(redirect_stdout(sys.stderr))
             source = files.enter_context(open_rows(args.input)) if args.input else None
             # What an earlier run wrote is kept until the models are there.
             sink = files.enter_context(RowFile(args.output)) if args.output else None
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                return runner.run(_until_told(_run(args, router, sampling, text, source, sink)))
+                return runner.run(_until_told(_run(args, router, sampling, text, source, out, sink)))
     except RecipeError as error:
         print(error, file=sys.stderr)
         return 2
@@ -130,6 +133,7 @@ async def _run(
     sampling: Mapping[str, Any],
     text: str,
     source: TextIO | None,
+    out: TextIO,
     sink: RowFile | None,
 ) -> int:
     simulated = router.recipe.simulated
@@ -142,31 +146,31 @@ async def _run(
     async with router:
         print(f"{router.recipe.name}: ready in {time.monotonic() - started:.1f} s", file=sys.stderr)
         if source is not None:
-            return await _batch(args, router, sampling, source, sink)
+            return await _batch(args, router, sampling, source, out, sink)
         prompt: Prompt = [{"role": "user", "content": text}] if args.chat else text
         if args.json:
             completion = await router.generate(prompt, **sampling)
-            print(json.dumps(as_row(0, {"prompt": prompt}, completion), ensure_ascii=False))
+            print(json.dumps(as_row(0, {"prompt": prompt}, completion), ensure_ascii=False), file=out)
         else:
-            completion = await _print_stream(args.trace, router, prompt, sampling)
+            completion = await _print_stream(args.trace, router, prompt, sampling, out)
         print(share_line(completion), file=sys.stderr)
         return 0
 
 
 async def _print_stream(
-    trace: bool, router: Router, prompt: Prompt, sampling: Mapping[str, Any]
+    trace: bool, router: Router, prompt: Prompt, sampling: Mapping[str, Any], out: TextIO
 ) -> Completion:
     """Print text as it comes."""
-    color = sys.stdout.isatty() and not settings().no_color
+    color = out.isatty() and not settings().no_color
     painter = Painter([model.name for model in router.recipe.models], color) if trace else None
     completion = None
     async with router.stream(prompt, **sampling) as response:
         async for event in response:
             completion = event.completion
-            sys.stdout.write(painter.paint(event) if painter else event.text)
-            sys.stdout.flush()
-    sys.stdout.write((painter.end() if painter else "") + "\n")
-    sys.stdout.flush()
+            out.write(painter.paint(event) if painter else event.text)
+            out.flush()
+    out.write((painter.end() if painter else "") + "\n")
+    out.flush()
     if painter:
         print(painter.legend(), file=sys.stderr)
     assert completion is not None
@@ -178,6 +182,7 @@ async def _batch(
     router: Router,
     sampling: Mapping[str, Any],
     source: TextIO,
+    out: TextIO,
     sink: RowFile | None,
 ) -> int:
     """Answer every row of a file; rows that fail say so in their own output row."""
@@ -186,7 +191,7 @@ async def _batch(
     lines = [(number, line) for number, line in enumerate(source, 1) if line.strip()]
     if sink is not None:
         sink.clear()
-    printed = Ordered(sink or sys.stdout, as_json=args.json or sink is not None)
+    printed = Ordered(sink or out, as_json=args.json or sink is not None)
     todo = iter(enumerate(lines))
     started = time.monotonic()
     with tqdm(total=len(lines), unit="prompt", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:

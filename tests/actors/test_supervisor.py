@@ -56,7 +56,7 @@ class Watched:
         self._news = anyio.Event()
         config = ModelConfig(path="nowhere", restarts=restarts, step_timeout=20.0)
         hello = Hello(**{**{f: getattr(HELLO, f) for f in HELLO.__struct_fields__}, "config": config})
-        self.supervisor = Supervisor(hello, scripts, self._grant, self._check, self._changed)
+        self.supervisor = Supervisor(hello, STEP, scripts, self._grant, self._check, self._changed)
 
     async def until(self, condition: Condition, times: int = 1) -> None:
         with anyio.fail_after(20):

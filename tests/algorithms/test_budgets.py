@@ -69,6 +69,20 @@ async def test_a_budget_is_never_exceeded_and_used_where_it_can_be(
             assert most - 1 <= writers.count("llm") <= most
 
 
+@pytest.mark.parametrize("hundredths", [29, 57, 58])
+async def test_a_share_is_what_is_written(tmp_path: Path, hundredths: int) -> None:
+    """0.29 * 100 is less than 29 in floats, and 29 tokens of 100 are 0.29 of them."""
+    assert hundredths / 100 * 100 < hundredths
+    rewritten = {
+        "routes": {"slm": [{"when": "true", "to": "llm", "send": "drop_last"}]},
+        "budgets": {"llm": {"max_share": hundredths / 100}},
+    }
+    recipe = toy_recipe(tmp_path, rewritten, slm={"salt": 1}, llm={"salt": 2})
+    async with Router(recipe) as router:
+        answer = await router.generate(PROMPTS[0], max_tokens=100, ignore_eos=True)
+    assert answer.models.count("llm") == hundredths
+
+
 async def test_each_model_of_a_chain_has_its_own_budget(tmp_path: Path) -> None:
     recipe = toy_recipe(
         tmp_path,

@@ -43,6 +43,13 @@ def test_an_object_is_frozen_after_it_was_made() -> None:
     assert router.tau == 0.5
 
 
+def test_a_parameter_may_have_any_name() -> None:
+    router = Entropy.build(index=1, params={"tau": 0.5, "_frozen": 2.0})
+    assert router._frozen == 2.0
+    with pytest.raises(AttributeError, match="cannot change '_frozen'"):
+        router._frozen = 1.0
+
+
 def test_an_attribute_that_is_missing_is_named_with_what_may_be_meant() -> None:
     with pytest.raises(AttributeError, match=r"^Entropy has no attribute 'tua' \(did you mean \"tau\"\?\)$"):
         _ = made().tua

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenflow.dsl.messages import PeerReq, RequestView, send
+from tokenflow.dsl.messages import PeerReq, RequestView, Tokens, send
 
 
 def view(**changes: Any) -> RequestView:
@@ -70,6 +70,36 @@ def test_a_view_gives_lists_that_are_the_callers_own() -> None:
         [4, 5, 6],
         [1, 2, 3, 4, 5],
     )
+
+
+@given(st.lists(st.integers(0, 9), max_size=8), st.data())
+def test_tokens_are_read_as_a_list_of_the_first_is(ids: list[int], data: st.DataObject) -> None:
+    length = data.draw(st.integers(0, len(ids)))
+    tokens, first = Tokens(ids, length), ids[:length]
+    assert tokens == first and tokens == tuple(first) and tokens == Tokens(first, length)
+    assert tokens != [*first, 1]
+    assert (tokens == Tokens(ids, 0)) is not bool(length)
+    assert (list(tokens), len(tokens), repr(tokens)) == (first, length, repr(first))
+    part = data.draw(st.slices(8))
+    assert tokens[part] == first[part]
+    for index in range(-10, 10):
+        if -length <= index < length:
+            assert tokens[index] == first[index]
+        else:
+            with pytest.raises(IndexError):
+                _ = tokens[index]
+
+
+def test_tokens_cannot_be_changed_and_a_message_keeps_those_that_it_was_made_of() -> None:
+    ids = [1, 2, 3]
+    tokens = Tokens(ids, 3)
+    message = PeerReq(1, tokens, 3)
+    tokens[:].clear()
+    for change in ("append", "clear", "pop", "extend", "insert", "remove", "sort", "reverse", "__setitem__"):
+        assert not hasattr(tokens, change)
+    ids.append(4)
+    ids[0] = 9
+    assert message.token_ids == [1, 2, 3]
 
 
 def test_a_view_tells_whether_the_response_is_over() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable
 
@@ -80,6 +81,46 @@ def test_a_function_whose_time_is_up_is_ended_though_it_catches_every_exception(
 
     with pytest.raises(overdue.TookTooLong, match=r"^it had not returned after 0\.5 s$"):
         overdue.call(NAME, 0.5, function)
+
+
+def test_a_function_that_catches_all_there_is_in_a_loop_is_ended_all_the_same() -> None:
+    caught: list[object] = []
+
+    def function() -> None:
+        while True:
+            try:
+                threading.Event().wait(60)
+            except:  # noqa: E722
+                caught.append(1)
+
+    tracer = sys.gettrace()
+    with pytest.raises(overdue.TookTooLong, match=r"^it had not returned after 0\.5 s$"):
+        overdue.call(NAME, 0.5, function)
+    assert caught == [1]
+    assert sys.gettrace() is tracer
+    assert overdue.call(NAME, 10.0, lambda: sum(range(9))) == 36
+
+
+def test_a_signal_ends_a_function_that_catches_all_there_is(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[int] = []
+
+    def function() -> None:
+        until_spoken_of(caplog)()
+        while True:
+            try:
+                if not heard:
+                    signal.raise_signal(signal.SIGTERM)
+                threading.Event().wait(60)
+            except:  # noqa: E722
+                pass
+
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises(overdue.TookTooLong, match=r"^SIGTERM ended it after [0-9]+\.[0-9] s$"):
+            overdue.call(NAME, 60.0, function)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_in_another_thread_there_is_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:

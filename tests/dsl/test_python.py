@@ -11,8 +11,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tokenflow.dsl.base
@@ -21,6 +23,7 @@ from tokenflow.dsl.expr import SIGNALS
 from tokenflow.dsl.ir import PythonIR, RecipeIR, to_json
 from tokenflow.dsl.load import load_recipe
 from tokenflow.dsl.python import load_python
+from tokenflow.dsl.recipe import Recipe
 from tokenflow.errors import RecipeError
 from tokenflow.wire.code import import_file
 
@@ -520,6 +523,21 @@ def test_all_models_cannot_be_overridden_at_once() -> None:
 )
 def test_a_file_without_a_recipe_says_what_it_needs(text: str, line: str) -> None:
     assert problems(text) == [f"recipe.py: error: {line}"]
+
+
+def test_parameters_may_be_numbers_of_numpy() -> None:
+    recipe = Recipe(
+        "numbers", entry="slm", params={"a": np.float32(0.5), "b": np.int64(3), "c": Fraction(1, 4)}
+    )
+    recipe.model("slm", "owner/small")
+    params = recipe.compile().params
+    assert params == {"a": 0.5, "b": 3, "c": 0.25}
+    assert {type(value) for value in params.values()} == {float}
+
+
+def test_heads_are_a_list_also_where_there_is_one() -> None:
+    (line,) = problems(changed('"owner/small"', '"owner/small", heads="div"'))
+    assert line.endswith('models.slm.heads: expected a list of names, got "div": give heads=["div"]')
 
 
 @pytest.mark.parametrize(

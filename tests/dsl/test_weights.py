@@ -60,7 +60,8 @@ def test_a_weight_divided_by_nothing_is_infinite_as_in_rules(text: str, value: f
 )
 def test_the_first_writer_is_the_one_whose_piece_holds_the_number(number: float, writer: str) -> None:
     assert first_writer(mixed(a=0.5, b=0.3, c=0.2), {"w": 0.2}, number) == writer
-    assert first_writer(mixed(a=5, b="15 * w", c=2), {"w": 0.2}, number) == writer
+    # 8 / 10 in float32, as for all later tokens, is a little more than 0.8.
+    assert first_writer(mixed(a=5, b="15 * w", c=2), {"w": 0.2}, number) == ("b" if number == 0.8 else writer)
 
 
 def test_the_first_writer_of_other_recipes_is_the_entry() -> None:

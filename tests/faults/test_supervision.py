@@ -102,6 +102,50 @@ async def test_a_request_of_which_workers_die_fails_and_its_neighbours_do_not(tm
     assert "chaos: poisoned" in str(caught.value)
 
 
+@pytest.mark.parametrize(("deadly", "good"), [(2, PROMPTS), (5, PROMPTS), (3, [])], ids=str)
+async def test_no_number_of_requests_of_which_workers_die_takes_the_model_down(
+    deadly: int, good: list[list[int]], tmp_path: Path
+) -> None:
+    poison = next(i for i in range(20, 100) if all(i not in tokens for tokens, _ in EXPECTED))
+    recipe = chaos_pair(tmp_path, slm=[{"poison": poison}] * 40, restarts=2)
+    async with Router(recipe) as router:
+        poisoned = (router.generate([1, poison, 2 + i], max_tokens=4) for i in range(deadly))
+        bad = asyncio.gather(*poisoned, return_exceptions=True)
+        done = await asyncio.gather(*(router.generate(prompt, max_tokens=24) for prompt in good))
+        assert [(answer.token_ids, answer.models) for answer in done] == EXPECTED[: len(good)]
+        assert {type(error) for error in await bad} == {DeadlyRequest}
+        answer = await router.generate(PROMPTS[0], max_tokens=24)
+        assert (answer.token_ids, answer.models) == EXPECTED[0]
+
+
+async def test_a_broken_model_is_given_up_if_only_one_request_asks_for_it(tmp_path: Path) -> None:
+    recipe = chaos_pair(tmp_path, slm=[{"die_at": 1}] * 20, restarts=4)
+    async with Router(recipe) as router:
+        with pytest.raises(WorkerDied, match=r"^model 'slm' is given up: 5 of its workers died in a row"):
+            await router.generate(PROMPTS[0], max_tokens=24)
+
+
+async def test_good_requests_go_on_between_the_deaths_of_a_suspect(tmp_path: Path) -> None:
+    """Those that come while a request is on its way to its fourth death do not wait for it."""
+    poison = next(i for i in range(20, 100) if all(i not in tokens for tokens, _ in EXPECTED))
+    recipe = chaos_pair(tmp_path, slm=[{"poison": poison}, {"poison": poison}, {"slow_s": 0.01}])
+    order: list[str] = []
+
+    async def ask(name: str, prompt: list[int]) -> None:
+        await router.generate(prompt, max_tokens=4)
+        order.append(name)
+
+    async with Router(recipe) as router:
+        assert router._system is not None
+        supervisor = router._system.actors[1].supervisor
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ask("suspect", [1, poison]))
+            for _ in range(2):
+                await (await supervisor.ready()).died.wait()
+            tasks.create_task(ask("other", PROMPTS[0]))
+    assert order == ["other", "suspect"]
+
+
 @pytest.mark.parametrize(
     ("life", "error", "said"),
     [
@@ -145,6 +189,17 @@ async def test_a_prompt_is_scored_by_the_next_worker_and_by_no_third(tmp_path: P
         await third.died.wait()
         assert await score(router) == calm
         assert supervisor.restarts == 4
+
+
+async def test_prompts_of_which_workers_die_when_they_are_scored_do_not_take_the_model_down(
+    tmp_path: Path,
+) -> None:
+    recipe = chaos_pair(tmp_path, slm=[{"die_scoring": True}] * 6, restarts=2)
+    async with Router(recipe) as router:
+        for _ in range(3):
+            with pytest.raises(DeadlyRequest):
+                await router.score(PROMPTS[0], member="slm")
+        assert len(await router.score(PROMPTS[0], member="slm")) == len(PROMPTS[0])
 
 
 async def test_a_death_while_nothing_ran_is_held_against_no_request(tmp_path: Path) -> None:

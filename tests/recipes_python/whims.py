@@ -53,7 +53,7 @@ class Whimsical(BaseRouter):
 
     def note(self, role, req, peer):
         written = [*req.origin_input_ids, *req.output_ids]
-        SEEN.setdefault(self.whim, []).append((role, self.index, peer, written, req.peer_locs[1:]))
+        SEEN.setdefault(self.whim, []).append((role, self.index, peer, written, list(req.peer_locs[1:])))
 
     def note_message(self, message):
         SEEN[self.whim].append((self.index, list(message.token_ids), message.base, message.loc))

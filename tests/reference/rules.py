@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -380,4 +381,4 @@ class Budgeted:
 
     def _allows(self, written: int, length: int) -> bool:
         """Whether the model may write one more token of a response of ``length`` tokens."""
-        return written + 1 <= self.tokens and written + 1 <= self.share * (length + 1)
+        return written + 1 <= self.tokens and written + 1 <= Decimal(str(self.share)) * (length + 1)

@@ -420,6 +420,12 @@ NEEDED = "a batch of 3 needs as many whole numbers"
             "return result.entropy() > 9",
             f"returned tensor([False, False, False]): {NEEDED}, as from torch.where(condition, index, 0)",
         ),
+        (
+            "return torch.sparse_coo_tensor(size=(3,), dtype=torch.int64, check_invariants=True)",
+            "returned a tensor that cannot be listed (torch.int64, torch.sparse_coo, on cpu): a batch of 3",
+        ),
+        ("return torch.zeros(3, dtype=torch.int64, device='meta')", "returned a tensor that cannot be list"),
+        ("return type('Odd', (), {'__repr__': lambda self: 1 / 0})()", "returned Odd: a batch of 3"),
         ("return tau * 1j", "returned tensor([0.+0.0300j, 0."),
         ("\nreturn 1 // 0", "raised ZeroDivisionError at line 6: integer division or modulo by zero"),
         ("raise KeyError('x')", "raised KeyError at line 5: 'x'"),

@@ -73,6 +73,7 @@ CONFIG = st.builds(
     threads=st.integers(1, 64),
 )
 SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
+    bytes: st.binary(),
     int: INTEGERS,
     float: FLOATS,
     str: st.text(max_size=9),

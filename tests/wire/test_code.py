@@ -37,6 +37,14 @@ def test_a_file_is_imported_once_as_long_as_its_text_stays(file: Path) -> None:
     assert first.value == [1]
 
 
+def test_what_a_file_held_is_imported_whatever_it_holds_now(file: Path) -> None:
+    for now in (b"value = 2\n", b"raise SystemExit\n", None):
+        file.unlink(missing_ok=True) if now is None else file.write_bytes(now)
+        assert find(str(file), "value", b"value = 1\n") == 1
+    file.write_bytes(b"value = 1\n")
+    assert import_file(str(file), b"value = 1\n") is import_file(str(file))
+
+
 def test_the_same_text_in_two_files_makes_two_modules(file: Path, tmp_path: Path) -> None:
     file.write_text("value = 1\n")
     twin = tmp_path / "twin.py"

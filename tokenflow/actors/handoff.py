@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from tokenflow.actors.sequence import Sequence
 from tokenflow.dsl.handlers import call_receive, call_send, load_handlers
 from tokenflow.dsl.ir import ModelIR, RecipeIR
-from tokenflow.dsl.messages import PeerReq, RequestView, send
+from tokenflow.dsl.messages import PeerReq, RequestView, Tokens, send
 from tokenflow.wire.messages import RowDone
 
 
@@ -25,14 +27,25 @@ class Handoffs:
         :raises RouteFailed: if the recipe's own ``send`` fails.
         """
         if self._handlers.send is not None:
-            return call_send(self._handlers.send, self._view(sequence, peer, row.token))
+            tokens = Tokens(sequence.tokens, len(sequence.tokens))
+            return call_send(self._handlers.send, self._view(sequence, peer, tokens, row.token))
         how = self._rules[row.rule].send if row.rule >= 0 else "keep"
         return send(sequence.id, sequence.tokens, row.token, sequence.seen.get(peer, 0), how)
 
-    def send_all(self, sequence: Sequence, peer: int) -> PeerReq:
-        """The message that hands a request over as it is."""
-        length = len(sequence.tokens)
-        return PeerReq(sequence.id, sequence.tokens[sequence.seen.get(peer, 0) :], length)
+    def send_all(self, sequence: Sequence, peer: int, said: PeerReq | None = None) -> PeerReq:
+        """The message that hands a request over as it is, since it may not stay: its last token is kept.
+
+        Which tokens go and where to is not for the recipe to say then; its ``send`` is asked for the rest.
+
+        :param said: what it has said already, of another destination.
+        :raises RouteFailed: if the recipe's own ``send`` fails.
+        """
+        tokens = sequence.tokens
+        if said is None and self._handlers.send is not None:
+            before = Tokens(tokens, len(tokens) - 1)
+            said = call_send(self._handlers.send, self._view(sequence, peer, before, tokens[-1]))
+        extra = {} if said is None else said.extra
+        return PeerReq(sequence.id, tokens[sequence.seen.get(peer, 0) :], len(tokens), **extra)
 
     def receive(self, sequence: Sequence, request: PeerReq, peer: int) -> int:
         """How many leading tokens of the request stay, now that ``peer`` has sent it here.
@@ -42,15 +55,16 @@ class Handoffs:
         if self._handlers.receive is None:
             return len(sequence.tokens)
         final = sequence.prompt_tokens + sequence.final
-        return call_receive(self._handlers.receive, request, self._view(sequence, peer, None), final)
+        view = self._view(sequence, peer, Tokens(sequence.tokens, len(sequence.tokens)), None)
+        return call_receive(self._handlers.receive, request, view, final)
 
-    def _view(self, sequence: Sequence, peer: int, sampled: int | None) -> RequestView:
+    def _view(self, sequence: Sequence, peer: int, tokens: Tokens, sampled: int | None) -> RequestView:
         return RequestView(
             rid=sequence.id,
-            tokens=sequence.tokens,
+            tokens=tokens,
             prompt_tokens=sequence.prompt_tokens,
             sampled=sampled,
             peer=peer,
-            peer_locs=[None, *(sequence.seen.get(code) for code in range(1, self._models + 1))],
-            params=dict(zip(self._params, sequence.params, strict=True)),
+            peer_locs=(None, *(sequence.seen.get(code) for code in range(1, self._models + 1))),
+            params=MappingProxyType(dict(zip(self._params, sequence.params, strict=True))),
         )

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from tokenflow.dsl.assume import destinations
 from tokenflow.dsl.ir import ModelIR, PythonIR, RecipeIR
 from tokenflow.errors import ModelLoadError
-from tokenflow.wire.messages import VERSION, HeadSpec, Hello, PythonSpec, Ready, RouteRule
+from tokenflow.types import SamplingParams
+from tokenflow.wire.messages import (
+    VERSION,
+    HeadSpec,
+    Hello,
+    Open,
+    PythonSpec,
+    Ready,
+    RouteRule,
+    Row,
+    Step,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,11 @@ class Handshake:
             destinations=destinations(recipe, model.name) if model.config.engine == "sim" else (),
         )
 
+    def trial(self) -> Step:
+        """A step of one token that any worker can run, for handle 0."""
+        request = Open(0, 0, 1, 0, SamplingParams(), tuple(self.recipe.params.values()))
+        return Step(0, drop=[], open=[request], truncate=[], rows=[Row(0, 0, 0, [0], 0)])
+
     def check(self, model: str, facts: Ready) -> None:
         """:raises ModelLoadError: if a worker that is ready does not fit."""
         if facts.version != VERSION:
@@ -76,4 +92,5 @@ def _python_spec(python: PythonIR | None, codes: Mapping[str, int]) -> PythonSpe
     if python is None or not python.routes:
         return None
     peer = 0 if python.peer is None else codes[python.peer]
-    return PythonSpec(python.file, python.route or "", python.router or "", peer, dict(python.signals))
+    route, router = python.route or "", python.router or ""
+    return PythonSpec(python.file, route, router, peer, dict(python.signals), python.text)

@@ -93,7 +93,7 @@ class Held:
                         sequence.seed,
                         sequence.sampling,
                         sequence.params,
-                        sequence.states.get(self._code, []),
+                        sequence.states.get(self._code, ()),
                     )
                 )
             rows.append(

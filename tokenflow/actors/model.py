@@ -24,16 +24,15 @@ from tokenflow.actors.mailbox import Mailbox
 from tokenflow.actors.process import WorkerProcess
 from tokenflow.actors.sequence import Phase, Sequence
 from tokenflow.actors.supervisor import Supervisor
+from tokenflow.actors.suspects import DEADLY, deadly, isolate
 from tokenflow.dsl.ir import ModelIR, RecipeIR
 from tokenflow.dsl.messages import PeerReq
-from tokenflow.errors import DeadlyRequest, ProtocolError, RouteFailed, TokenflowError, WorkerDied, rebuild
+from tokenflow.errors import ProtocolError, RouteFailed, TokenflowError, WorkerDied, rebuild
 from tokenflow.types import FinishReason
 from tokenflow.wire.messages import RowDone, Step, StepDone
 
 _PATIENCE_STEPS = 20
 _DROP_DELAY_S = 0.02
-_SUSPICIOUS_DEATHS, _DEADLY = 2, 4
-"""A request during which so many workers died in a row runs alone; at so many it is what they die of."""
 _ENDLESS_ROLLBACKS = 16
 """So many times what may be tentative is taken back, and nothing becomes final: then it never will."""
 
@@ -193,7 +192,8 @@ class ModelActor:
         """
         loop = asyncio.get_running_loop()
         while True:
-            batch = self._isolate(await self._mailbox.take(self._slots))
+            batch, others = isolate(await self._mailbox.take(self._slots), worker.steps)
+            self._put_back(others)
             if worker.error is not None:  # it died while nobody asked for anything: of nobody's request
                 self._put_back(batch)
                 return
@@ -231,14 +231,6 @@ class ModelActor:
         self._batching.ended(self.model.code)
         self._leash.ended()
 
-    def _isolate(self, batch: list[Sequence]) -> list[Sequence]:
-        """Those who were there when worker after worker died run alone, until it is seen of whom."""
-        suspect = next((sequence for sequence in batch if sequence.deaths >= _SUSPICIOUS_DEATHS), None)
-        if suspect is None:
-            return batch
-        self._put_back([sequence for sequence in batch if sequence is not suspect])
-        return [suspect]
-
     def _put_back(self, batch: list[Sequence]) -> None:
         for sequence in batch:
             self._mailbox.put(sequence, urgent=True)
@@ -250,12 +242,8 @@ class ModelActor:
             if not sequence.runs(self.model.code, row.epoch):
                 continue
             sequence.deaths += 1
-            if len(batch) == 1 and sequence.deaths >= _DEADLY:
-                message = (
-                    f"{sequence.deaths} workers of model {self.model.name!r} in a row died while they ran "
-                    f"this request at output position {sequence.output_tokens}; the last: {error}"
-                )
-                self._system.finish(sequence, error=DeadlyRequest(message))
+            if len(batch) == 1 and sequence.deaths >= DEADLY:
+                self._system.finish(sequence, error=deadly(sequence, self.model.name, error))
             else:
                 self._mailbox.put(sequence, urgent=True)
 
@@ -340,7 +328,7 @@ class ModelActor:
         elif not self._commit(sequence, row):
             return
         if peer != self._verifier and self._must_be_checked(sequence):
-            self._hand_all_over(sequence, self._verifier)
+            self._hand_all_over(sequence, self._verifier, request)
         else:
             self._hand_over(sequence, peer, request)
 
@@ -357,8 +345,14 @@ class ModelActor:
             return
         self._hand_all_over(sequence, home)
 
-    def _hand_all_over(self, sequence: Sequence, peer: int) -> None:
-        self._hand_over(sequence, peer, self._handoffs.send_all(sequence, peer))
+    def _hand_all_over(self, sequence: Sequence, peer: int, said: PeerReq | None = None) -> None:
+        """Hand over what may not stay here; ``said`` is what the model's ``send`` has said already."""
+        try:
+            request = self._handoffs.send_all(sequence, peer, said)
+        except RouteFailed as error:
+            self._system.finish(sequence, error=handoff_failed(sequence, self._held.steps, error))
+            return
+        self._hand_over(sequence, peer, request)
 
     def _hand_over(self, sequence: Sequence, peer: int, request: PeerReq) -> None:
         if (peer, sequence.output_tokens) in sequence.gave_up:

@@ -121,7 +121,7 @@ class Sequence:
     prompt_tokens: int = 0
     writers: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
-    tops: list[list[tuple[int, float]]] = field(default_factory=list)
+    tops: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     written: Counter[int] = field(default_factory=Counter)
     final: int = 0
     booked: int = 0
@@ -129,7 +129,7 @@ class Sequence:
     epoch: int = 0
     arrived: int = 0
     seen: dict[int, int] = field(default_factory=dict)
-    states: dict[int, list[float]] = field(default_factory=dict)
+    states: dict[int, tuple[float, ...]] = field(default_factory=dict)
     gave_up: set[tuple[int, int]] = field(default_factory=set)
     taken_back: int = 0
     deaths: int = 0

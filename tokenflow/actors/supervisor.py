@@ -17,8 +17,9 @@ from tokenflow.actors.child import Launch
 from tokenflow.actors.process import Grants, WorkerProcess
 from tokenflow.errors import ModelLoadError, TokenflowError, WorkerDied
 from tokenflow.limits import said
-from tokenflow.wire.messages import Hello, Ready
+from tokenflow.wire.messages import Hello, Ready, Step
 
+_DOUBTFUL_DEATHS = 2
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 10.0
 
@@ -43,7 +44,12 @@ class Supervisor:
     The budget is about deaths in a row without a completed step: ``config.restarts`` are made good, the
     next one ends the model, with ``error`` saying why.  ``restarts`` counts all replacements.
 
+    After two deaths in a row a replacement first runs a step on trial, of nobody's request: one that cannot
+    is dead as well, and one that can shows that it was the requests' fault.  So a model that is broken is
+    given up whoever asks, and no number of requests that kill workers takes a sound one down.
+
     :param hello: what every worker of the model is told.
+    :param trial: the step on trial; it opens handle 0, which no request has.
     :param launch: starts a process.
     :param grant: answers what a worker claims of its devices.
     :param check: raises if a worker does not fit.
@@ -53,6 +59,7 @@ class Supervisor:
     def __init__(
         self,
         hello: Hello,
+        trial: Step,
         launch: Launch,
         grant: Grants,
         check: Callable[[Ready], None],
@@ -62,6 +69,7 @@ class Supervisor:
         self.error: TokenflowError | None = None
         self.restarts = 0
         self._hello = hello
+        self._trial = trial
         self._launch = launch
         self._grant = grant
         self._check = check
@@ -135,17 +143,20 @@ class Supervisor:
                 return
             self.restarts += 1
             self._worker = WorkerProcess(self._hello, self._launch, self._grant)
-            await self._restart(self._worker, tasks)
+            await self._restart(self._worker, tasks, on_trial=deaths >= _DOUBTFUL_DEATHS)
 
     async def stop(self, grace_s: float) -> None:
         """Stop the worker, within ``grace_s`` or by force, for good."""
         self._stopping = True
         await self._worker.stop(grace_s)
 
-    async def _restart(self, worker: WorkerProcess, tasks: TaskGroup) -> None:
+    async def _restart(self, worker: WorkerProcess, tasks: TaskGroup, *, on_trial: bool) -> None:
         """Start a replacement; one that fails is dead, with the reason as its error."""
         try:
             self._refuse_less(await self._start(worker, tasks))
+            if on_trial:
+                await worker.step(self._trial)
+                await worker.step(Step(self._trial.id, drop=[0], open=[], truncate=[], rows=[]))
         except TokenflowError as error:
             await worker.fail(error)
         else:

@@ -126,6 +126,7 @@ class ActorSystem:
         self._supervisors = [
             Supervisor(
                 self._handshake.hello(model),
+                self._handshake.trial(),
                 self._launch(model),
                 partial(shares.grant, model.name),
                 partial(self._handshake.check, model.name),

@@ -10,6 +10,8 @@ from tokenflow.dsl.wording import did_you_mean
 
 CODES = ("index", "peer_idx")
 """Attributes beside the recipe's parameters."""
+_FROZEN = "(frozen)"
+"""No name that a parameter could have."""
 
 
 class BaseRouter:
@@ -54,7 +56,7 @@ class BaseRouter:
         if peer_idx is not None:
             attributes["peer_idx"] = peer_idx
         cls.__init__(router)
-        attributes["_frozen"] = True
+        attributes[_FROZEN] = True
         return router
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -66,7 +68,7 @@ class BaseRouter:
         super().__delattr__(name)
 
     def _refuse_if_frozen(self, name: str) -> None:
-        if "_frozen" in vars(self):
+        if _FROZEN in vars(self):
             raise AttributeError(
                 f"cannot change {name!r}: {type(self).__name__} objects are frozen after __init__, because "
                 "each serves many requests at once, in two processes"
@@ -77,5 +79,5 @@ class BaseRouter:
         if name == "peer_idx":
             message += ': name a model with recipe.model(..., peer="...")'
         elif not name.startswith("_"):
-            message += did_you_mean(name, (key for key in vars(self) if key != "_frozen"))
+            message += did_you_mean(name, (key for key in vars(self) if key != _FROZEN))
         raise AttributeError(message, name=name, obj=self)

@@ -50,7 +50,7 @@ def load_handlers(recipe: RecipeIR, model: str) -> Handlers:
         return Handlers()
     try:
         if python.router is not None:
-            return _methods(recipe, model, python, find(python.file, python.router))
+            return _methods(recipe, model, python, find(python.file, python.router, python.text))
         return Handlers(
             send=_function(recipe, model, python, "send", python.send),
             receive=_function(recipe, model, python, "receive", python.receive),
@@ -124,7 +124,7 @@ def call_receive(handler: Handler, message: PeerReq, view: RequestView, final: i
 def _function(recipe: RecipeIR, model: str, python: PythonIR, role: str, name: str | None) -> Handler | None:
     if name is None:
         return None
-    function = find(python.file, name)
+    function = find(python.file, name, python.text)
     return _handler(recipe, model, python, role, function, function)
 
 

@@ -99,7 +99,9 @@ class PythonIR:
 
     ``route``, ``send`` and ``receive`` name functions.  ``router`` names a class that has all three as
     methods; ``peer`` is the model that its instances know as ``peer_idx``.  ``heads`` names the router
-    heads that the route reads, and ``signals`` holds expressions that it reads by name.
+    heads that the route reads, and ``signals`` holds expressions that it reads by name.  ``text`` is what the
+    file held when the recipe was compiled: that is imported, whatever becomes of the file; None for what it
+    holds then.
     """
 
     file: str
@@ -110,6 +112,7 @@ class PythonIR:
     peer: str | None = None
     heads: tuple[str, ...] = ()
     signals: Mapping[str, Expr] = field(default_factory=dict)
+    text: bytes | None = field(default=None, repr=False, compare=False)
 
     @property
     def routes(self) -> bool:
@@ -236,4 +239,6 @@ def to_json(recipe: RecipeIR) -> str:
     """The recipe as JSON, the same text for the same recipe: keys sorted, tuples as lists."""
     data = asdict(replace(recipe, notes=Notes()))
     del data["notes"]
+    for python in data["python"].values():
+        del python["text"]
     return json.dumps(data, indent=2, sort_keys=True, allow_nan=False)

@@ -2,11 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from operator import index as whole
+from typing import Any, overload
 
 from tokenflow.dsl.ir import Send
+
+
+class Tokens(Sequence[int]):
+    """The first ``length`` ids of a request, to be read: a recipe sees the router's own list through it.
+
+    A slice is a list of the caller's own.  Nothing is copied before; contexts are long.
+    """
+
+    __slots__ = ("_ids", "_length")
+
+    def __init__(self, ids: list[int], length: int) -> None:
+        self._ids = ids
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._ids, self._length)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            if step == 1:
+                return self._ids[start:stop]
+            return [self._ids[at] for at in range(start, stop, step)]
+        at = whole(index)
+        if not -self._length <= at < self._length:
+            raise IndexError(f"token {at} of {self._length}")
+        return self._ids[at if at >= 0 else at + self._length]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tokens | list | tuple):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self[:])
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -32,7 +80,8 @@ class PeerReq:
             raise TypeError('a PeerReq has "base" and "extra" already: choose other names for its own fields')
         put = object.__setattr__
         put(self, "rid", rid)
-        put(self, "token_ids", token_ids)
+        # What is sent stays as it is when the request goes on.
+        put(self, "token_ids", token_ids[:] if isinstance(token_ids, Tokens) else token_ids)
         put(self, "loc", loc)
         put(self, "finished", finished)
         put(self, "extra", extra)
@@ -64,7 +113,7 @@ class RequestView:
     """One request as ``send`` and ``receive`` see it; good for the duration of the call.
 
     :param rid: the request's id, for :class:`PeerReq`.
-    :param tokens: the committed ids, prompt and output.
+    :param tokens: the committed ids, prompt and output; they can be read and sliced, not changed.
     :param prompt_tokens: how many of them are the prompt.
     :param sampled: the id just sampled, not committed yet; None in ``receive``.
     :param peer: code of the model at the other end of the hand-off.

@@ -3,7 +3,8 @@
 A thread looks on from outside.  When a function has held up its thread for a while, the log says which one.
 From then on a signal that is to end the process ends the function first, so that it is heard; and when the
 function's time is up, it is ended anyway.  To be ended is to have an exception raised inside, which also
-interrupts waiting for a socket or a clock.  Like all signals it takes the main thread, and a function that
+interrupts waiting for a socket or a clock; a function that catches even that and goes on has it raised twice,
+the second time where it has caught the first.  Like all signals it takes the main thread, and a function that
 runs Python or waits.  In another thread, or where the program uses SIGURG itself, there is the log alone.
 """
 
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from time import monotonic, sleep
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class TookTooLong(BaseException):
 class _Call:
     """A function that runs: what the log calls it, and for how many seconds it may."""
 
-    __slots__ = ("began", "handlers", "longest_s", "name", "told")
+    __slots__ = ("began", "ended", "handlers", "longest_s", "name", "told", "tracer")
 
     def __init__(self, name: str, longest_s: float) -> None:
         self.name = name
@@ -47,6 +49,10 @@ class _Call:
         self.handlers: dict[signal.Signals, Any] | None = None
         """Of signals that end the process, once it has taken long."""
         self.told = False
+        self.tracer: Any = None
+        """What the thread was traced with before the function was ended: by a debugger, say."""
+        self.ended = ""
+        """Why it was ended, if it was; then it should be over soon."""
 
 
 _calls: dict[int, _Call] = {}
@@ -81,6 +87,8 @@ def call(name: str, longest_s: float, function: Callable[..., object], *argument
         return function(*arguments)
     finally:
         _calls.pop(thread, None)
+        if running.ended:
+            sys.settrace(running.tracer)
         if running.handlers:
             _restore(running.handlers)
 
@@ -120,10 +128,8 @@ def _nudged(number: int, frame: FrameType | None) -> None:
     running = _calls.get(thread)
     if running is None or running.handlers is None:
         return
-    if monotonic() - running.began >= running.longest_s:
-        del _calls[thread]
-        _restore(running.handlers)
-        raise TookTooLong(f"it had not returned after {running.longest_s:g} s")
+    if running.ended or monotonic() - running.began >= running.longest_s:
+        _end(running, frame, running.ended or f"it had not returned after {running.longest_s:g} s")
     for ending in _ENDING:
         handler = signal.getsignal(ending)
         # What ends the process at once needs no help, and what is ignored stays so.
@@ -134,14 +140,48 @@ def _nudged(number: int, frame: FrameType | None) -> None:
 
 def _told_to_end(number: int, frame: FrameType | None) -> None:
     """The process is to end: so is the function that keeps others from hearing of it."""
-    running = _calls.pop(threading.get_ident(), None)
+    running = _calls.get(threading.get_ident())
     if running is None or running.handlers is None:
         return
     _ended_at.append(monotonic())
     told, seconds = signal.Signals(number), _ended_at[-1] - running.began
+    handler = running.handlers[told]
     _restore(running.handlers)
-    running.handlers[told](number, frame)
-    raise TookTooLong(f"{told.name} ended it after {seconds:.1f} s")
+    handler(number, frame)
+    _end(running, frame, f"{told.name} ended it after {seconds:.1f} s")
+
+
+def _end(running: _Call, frame: FrameType | None, why: str) -> NoReturn:
+    """Raise where the function is; one that was told so before is also told at the next line that it runs.
+
+    That line is outside of the ``try`` whose ``except`` catches the first, though not of one around it.
+    """
+    _restore(running.handlers or {})
+    running.handlers = {}
+    if not running.ended:
+        running.ended = why
+        running.tracer = sys.gettrace()
+        raise TookTooLong(why)
+
+    def again(frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line":
+            raise TookTooLong(why)
+        return again
+
+    stack = []
+    while frame is not None and frame.f_code is not call.__code__:
+        stack.append(frame)
+        frame = frame.f_back
+    for own in stack:
+        # What a library does before it passes an exception on is left alone.
+        if own.f_code.co_filename == stack[-1].f_code.co_filename:
+            own.f_trace = again
+    sys.settrace(_untraced)
+    raise TookTooLong(why)
+
+
+def _untraced(frame: FrameType, event: str, argument: object) -> None:
+    """What the function calls meanwhile goes on."""
 
 
 def _restore(handlers: Mapping[signal.Signals, Any]) -> None:

@@ -68,11 +68,15 @@ def compile_recipe(recipe: Recipe, source: str, overrides: Sequence[str]) -> Rec
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where a recipe was written: its file (resolved), what messages call it, where model paths begin."""
+    """Where a recipe was written: its file (resolved), what messages call it, where model paths begin.
+
+    ``text`` is what the file holds, None without one.
+    """
 
     file: str
     source: str
     folders: tuple[Path, ...]
+    text: bytes | None = None
 
     def spot(self, place: Place) -> Spot:
         inside = str(Path(place.file).resolve()) == self.file
@@ -85,7 +89,14 @@ def _origin(recipe: Recipe, source: str) -> _Origin:
     if not written.is_file():
         return _Origin("", source, (Path.cwd(),))
     name = source or recipe.place.file
-    return _Origin(str(written.resolve()), name, (Path(name).absolute().parent,))
+    return _Origin(str(written.resolve()), name, (Path(name).absolute().parent,), _text(written))
+
+
+def _text(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None  # whoever imports it will say so
 
 
 def _document(recipe: Recipe, origin: _Origin) -> Document:
@@ -118,7 +129,7 @@ def _read_python(document: Document, origin: _Origin, recipe: Recipe, model: Mod
     if first is not model:
         report(model.place, f"the recipe has this model already, from line {first.place.line}")
         return
-    params = recipe.data.get("params", {})
+    params = document.data.get("params", {})
     names = [name for name in params if isinstance(name, str)] if isinstance(params, Mapping) else []
     routed = model.router is not None or any(definition.role == "route" for definition in model.definitions)
     signals, faults = _read_signals(model, routed, names, _heads_of(recipe))
@@ -159,8 +170,9 @@ def _read_python(document: Document, origin: _Origin, recipe: Recipe, model: Mod
             receive=named.get("receive"),
             router=model.router.__qualname__ if isinstance(model.router, type) else None,
             peer=model.peer,
-            heads=model.heads,
+            heads=tuple(model.heads),
             signals=signals,
+            text=origin.text,
         )
 
 
@@ -215,6 +227,8 @@ def _heads_of(recipe: Recipe) -> list[str]:
 
 
 def _heads_fault(heads: Sequence[str], routed: bool, known: Collection[str]) -> str | None:
+    if isinstance(heads, str):
+        return f"expected a list of names, got {show(heads)}: give heads=[{show(heads)}]"
     if not routed:
         return "only a route in Python says which heads it reads; rules name theirs where they use them"
     for name in heads:

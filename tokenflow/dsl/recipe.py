@@ -131,9 +131,7 @@ class Recipe:
         :param config: what a model has in YAML: ``dtype``, ``device``, ``engine`` and so on.
         """
         settings = config if path is None else {"path": _plain(path), **config}
-        model = Model(
-            name, len(self.models) + 1, settings, _caller(), router, peer, tuple(heads), signals or {}
-        )
+        model = Model(name, len(self.models) + 1, settings, _caller(), router, peer, heads, signals or {})
         self.models.append(model)
         return model
 
@@ -164,7 +162,7 @@ class Model:
     place: Place
     router: type | None
     peer: str | None
-    heads: tuple[str, ...]
+    heads: Sequence[str]
     signals: Mapping[str, str]
     definitions: list[Definition] = field(default_factory=list)
     rule_lists: list[tuple[list[Any], Place]] = field(default_factory=list)

@@ -20,6 +20,7 @@ from yaml.scanner import Scanner
 from tokenflow.dsl.ir import PythonIR
 from tokenflow.dsl.wording import Path, closest, key_path, printable, show
 from tokenflow.errors import Problem, RecipeError
+from tokenflow.numeric import plain
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 20_000
@@ -216,7 +217,9 @@ def _read_text(name: str) -> str:
     try:
         return raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise _unreadable(name, f"not YAML: not UTF-8 text (byte {error.start})") from None
+        lines = raw[: error.start].decode("utf-8-sig").split("\n")
+        message = f"not YAML: not UTF-8 text (byte {error.start})"
+        raise RecipeError([Problem(name, len(lines), len(lines[-1]) + 1, "", message)]) from None
 
 
 def _unreadable(name: str, message: str) -> RecipeError:
@@ -307,7 +310,7 @@ def _plain(document: Document, value: object, path: Path) -> object:
         return _plain_mapping(document, value, path)
     if isinstance(value, list | tuple):
         return [_plain(document, inner, (*path, index)) for index, inner in enumerate(value)]
-    return value
+    return plain(value)
 
 
 def _plain_mapping(document: Document, value: Mapping[Any, Any], path: Path) -> dict[str, Any]:

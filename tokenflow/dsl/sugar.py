@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
 from typing import cast
 
 from tokenflow.dsl.ir import Expr, RuleIR, Send
 from tokenflow.dsl.schema import Rule
 from tokenflow.dsl.tree import write
+from tokenflow.dsl.weights import ends
 
 _DRAW: Expr = ("signal", "draw")
 
@@ -36,21 +36,10 @@ def draw_rules(models: Iterable[str], weights: Mapping[str, Expr]) -> dict[str, 
 
     :param weights: by model, without those that never write.
     """
-    ends = _ends(list(weights.values()))
-    pieces = zip(weights, [None, *ends], [*ends, None], strict=True)
+    between = ends(list(weights.values()))
+    pieces = zip(weights, [None, *between], [*between, None], strict=True)
     rules = {name: _rule(_piece(low, high), name, "keep") for name, low, high in pieces}
     return {here: tuple(rule for name, rule in rules.items() if name != here) for here in models}
-
-
-def _ends(weights: list[Expr]) -> list[Expr]:
-    """Where each piece but the last ends: numbers if the weights are, else quotients of sums."""
-    if all(node == "number" for node, *_ in weights):
-        sums = list(accumulate(float(cast(float, value)) for _, value in weights))
-        return [("number", part / sums[-1]) for part in sums[:-1]]
-    totals: list[Expr] = [weights[0]]
-    for weight in weights[1:]:
-        totals.append(("+", totals[-1], weight))
-    return [("/", part, totals[-1]) for part in totals[:-1]]
 
 
 def _piece(low: Expr | None, high: Expr | None) -> list[Expr]:

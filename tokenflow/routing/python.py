@@ -194,7 +194,7 @@ class PythonRoute:
         self.tail = max(TAIL, self._named.tail)
         self.memories = self._named.memories
         try:
-            definition = find(spec.file, spec.route or spec.router)
+            definition = find(spec.file, spec.route or spec.router, spec.text)
         except ImportFailed as error:
             raise ModelLoadError(f"the route of model {model!r} cannot be imported: {error}") from error
         self._by_class = not spec.route
@@ -257,7 +257,11 @@ class PythonRoute:
                 self._fail(f"returned {_shown(answer)}: {needed}, as from torch.where(condition, index, 0)")
             if answer.shape != (count,):
                 self._fail(f"returned a tensor of shape {list(answer.shape)}: {needed}")
-            codes: list[int] = answer.tolist()
+            try:
+                codes: list[int] = answer.tolist()
+            except Exception:  # one without values, or that keeps them in a way of its own
+                kind = f"{answer.dtype}, {answer.layout}, on {answer.device}"
+                self._fail(f"returned a tensor that cannot be listed ({kind}): {needed}, in a dense tensor")
             return codes
         if not isinstance(answer, list | tuple):
             self._fail(f"returned {_shown(answer)}: {needed}, in a tensor or a list")
@@ -277,5 +281,8 @@ def _take(values: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _shown(value: object) -> str:
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # it cannot even be shown
+        return type(value).__name__
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -36,19 +36,20 @@ class ImportFailed(Exception):
         super().__init__(f"{file}:{line}: {message}" if line else f"{file}: {message}")
 
 
-def import_file(file: str) -> ModuleType:
+def import_file(file: str, text: bytes | None = None) -> ModuleType:
     """Import a Python file, once as long as its text stays the same; threads wait for each other.
 
+    :param text: what the file held when it was looked at; without it, it is read now.
     :raises ImportFailed: if it cannot be read, is not Python, or raises; a failed import leaves nothing.
     """
     with _lock:
-        return _import(file)
+        return _import(file, text)
 
 
-def _import(file: str) -> ModuleType:
+def _import(file: str, text: bytes | None) -> ModuleType:
     path = str(Path(file).resolve())
     try:
-        text = Path(path).read_bytes()
+        text = Path(path).read_bytes() if text is None else text
     except OSError as error:
         raise ImportFailed(file, 0, 0, f"cannot be read: {error.strerror or error}") from None
     name = f"tokenflow_recipe_{blake2b(path.encode() + text, digest_size=8).hexdigest()}"
@@ -76,12 +77,13 @@ def _import(file: str) -> ModuleType:
     return module
 
 
-def find(file: str, name: str) -> Any:
+def find(file: str, name: str, text: bytes | None = None) -> Any:
     """The definition with a qualified name, ``function`` or ``Class.method``, in a file.
 
+    :param text: as for :func:`import_file`.
     :raises ImportFailed: if the file cannot be imported or has no such name.
     """
-    value: Any = import_file(file)
+    value: Any = import_file(file, text)
     for part in name.split("."):
         try:
             value = getattr(value, part)

@@ -49,7 +49,7 @@ class HeadSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PythonSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A route written in Python: what to import from which file.
+    """A route written in Python: what to import from which file, which holds ``text``.
 
     ``route`` is a function's qualified name, or ``router`` a class's, whose instances get ``peer`` (a model
     code, 0 for none) as ``peer_idx``; the other is empty.  ``signals`` are expression trees that the route
@@ -61,6 +61,7 @@ class PythonSpec(msgspec.Struct, frozen=True, array_like=True):
     router: str
     peer: int
     signals: dict[str, Any] = {}
+    text: bytes | None = None
 
 
 class Destination(msgspec.Struct, frozen=True, array_like=True):
@@ -168,7 +169,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seed: int
     sampling: SamplingParams
     params: tuple[float, ...]
-    state: list[float] = []
+    state: tuple[float, ...] = ()
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -223,8 +224,8 @@ class RowDone(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rule: int = -1
     destination: int = 0
     logprob: float | None = None
-    top: list[tuple[int, float]] = []
-    state: list[float] = []
+    top: tuple[tuple[int, float], ...] = ()
+    state: tuple[float, ...] = ()
 
 
 class RowFailed(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -155,8 +155,8 @@ class ModelWorker:
                     decision.rule,
                     decision.destination,
                     logprob,
-                    [(other.id, other.logprob) for other in top],
-                    resident.state,
+                    tuple([(other.id, other.logprob) for other in top]),
+                    tuple(resident.state),
                 )
             )
         return done, failed
