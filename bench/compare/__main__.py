@@ -196,8 +196,11 @@ def figures_of(
         "cpu_ms_per_token": 1e3 * answer["cpu_s"] / max(figures.tokens, 1),
     }
     steps = [bound.Step(*step) for step in answer["notes"].get("steps", ())]
-    if steps and figures.finished == len(requests):
-        kept["bound_s"] = bound.simulate(requests, cell.concurrency, bound.StepTimes(steps))
+    if steps:
+        cut = math.inf if figures.finished == len(requests) else figures.elapsed_s
+        for key, whole in (("bound", False), ("steps_bound", True)):
+            seconds, tokens = bound.simulate(requests, cell.concurrency, bound.StepTimes(steps, whole), cut)
+            kept[key] = tokens / seconds
     return kept
 
 

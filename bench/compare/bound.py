@@ -1,13 +1,14 @@
-"""What tokenflow would reach if nothing but forward passes took time.
+"""What tokenflow would reach if nothing but forward passes, or nothing but steps, took time.
 
-The forward passes of a run give the time of a step by its tokens and context, per model.  A simulation then
-sends the same requests over the same traces through models that take that long and nothing else, each
-starting as soon as somebody waits for it.
+The steps of a run give the time of a forward pass, and that of a whole step with sampling and routing, by its
+tokens and context, per model.  A simulation then sends the same requests over the same traces through models
+that take that long and nothing else, each starting as soon as somebody waits for it.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,23 +25,30 @@ _LONG = 64
 
 
 class Step(NamedTuple):
-    """A step that was run: ``context`` is the sum of its ``rows``' lengths after it."""
+    """A step that was run: ``context`` is the sum of its ``rows``' lengths after it.
+
+    ``step_s`` is from the frame's arrival in the worker to its reply, ``forward_s`` the engine's part of it.
+    """
 
     model: int
     computed: int
     context: int
     forward_s: float
+    step_s: float
     rows: int = 1
 
 
 class StepTimes:
-    """Seconds of a step: linear in its tokens and its context, per model; short and long ones apart."""
+    """Seconds of a step: linear in its tokens and its context, per model; short and long ones apart.
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    :param whole: the whole step's, otherwise its forward pass's.
+    """
+
+    def __init__(self, steps: Sequence[Step], whole: bool) -> None:
         kinds: dict[tuple[int, bool], list[Step]] = defaultdict(list)
         for step in steps:
             kinds[step.model, step.computed > _LONG].append(step)
-        self._fits = {kind: _fit(listed) for kind, listed in kinds.items()}
+        self._fits = {kind: _fit(listed, whole) for kind, listed in kinds.items()}
 
     def __call__(self, model: int, computed: int, context: int) -> float:
         fit = self._fits.get((model, computed > _LONG), self._fits.get((model, False)))
@@ -48,9 +56,10 @@ class StepTimes:
         return max(0.0, float(fit @ (1, computed, context)))
 
 
-def _fit(steps: Sequence[Step]) -> np.ndarray:
+def _fit(steps: Sequence[Step], whole: bool) -> np.ndarray:
     features = np.array([(1, step.computed, step.context) for step in steps], dtype=float)
-    fit, *_ = np.linalg.lstsq(features, np.array([step.forward_s for step in steps]), rcond=None)
+    seconds = np.array([step.step_s if whole else step.forward_s for step in steps])
+    fit, *_ = np.linalg.lstsq(features, seconds, rcond=None)
     return fit
 
 
@@ -68,13 +77,18 @@ class _Active:
         return traces.model_of(self.trace[self.event])
 
 
-def simulate(requests: Sequence[Request], concurrency: int, times: StepTimes) -> float:
-    """Seconds that the requests take, ``concurrency`` at a time."""
+def simulate(
+    requests: Sequence[Request], concurrency: int, times: StepTimes, limit_s: float = math.inf
+) -> tuple[float, int]:
+    """The seconds that the requests take, ``concurrency`` at a time, and their tokens.
+
+    What would take longer than ``limit_s`` is cut then.
+    """
     todo = [_Active(request) for request in reversed(requests)]
     waiting: dict[int, list[_Active]] = defaultdict(list)
     running: list[tuple[float, int]] = []
     batches: dict[int, list[tuple[_Active, int]]] = {}
-    now = 0.0
+    now, tokens = 0.0, 0
     for _ in range(min(concurrency, len(todo))):
         active = todo.pop()
         waiting[active.model].append(active)
@@ -89,14 +103,18 @@ def simulate(requests: Sequence[Request], concurrency: int, times: StepTimes) ->
                 heapq.heappush(running, (now + times(model, computed, context), model))
                 waiting[model] = []
         if not running:
-            return now
+            return now, tokens
         now, model = heapq.heappop(running)
+        if now > limit_s:
+            return limit_s, tokens
         for active, share in batches.pop(model):
             active.read[model] += share
             if active.read[model] < active.length:
                 waiting[model].append(active)
                 continue
-            active.length += active.trace[active.event].isupper()
+            kept = active.trace[active.event].isupper()
+            active.length += kept
+            tokens += kept
             active.event += 1
             if active.event < len(active.trace):
                 waiting[active.model].append(active)

@@ -27,7 +27,7 @@ class Tokenflow:
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}
         self._router: Router | None = None
-        self._steps: list[tuple[int, int, int, float, int]] = []
+        self._steps: list[tuple[int, int, int, float, float, int]] = []
 
     async def open(self, paths: Sequence[Path], dtype: str) -> None:
         self._router = await Router(self.recipe(paths, dtype), observer=self._note).__aenter__()
@@ -68,7 +68,8 @@ class Tokenflow:
         if step.rows:
             context = sum(row.position for row in done.rows)
             code = int(model.removeprefix("m"))
-            self._steps.append((code, done.computed, context, done.forward_s, len(step.rows)))
+            step_s = done.ended - done.started
+            self._steps.append((code, done.computed, context, done.forward_s, step_s, len(step.rows)))
 
     def drain(self) -> dict[str, Any]:
         steps, self._steps = self._steps, []
