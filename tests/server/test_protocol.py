@@ -8,13 +8,18 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.server import ServerState
 
 from tests.recipes import recipe_of, toy_model
 from tests.server.client import Reply
 from tests.server.conftest import Served, serving
 from tokenflow.server import protocol
+from tokenflow.server.files import Connections
 from tokenflow.server.protocol import LARGEST_HEAD
 from tokenflow.server.requests import MOST_VALUES
 from tokenflow.server.transport import LARGEST_BODY
@@ -49,6 +54,36 @@ async def refusal(served: Served, parts: Sequence[bytes]) -> tuple[int, str]:
         assert reply.error["type"] == "invalid_request_error"
         assert await exchange.reader.read() == b""
         return reply.status, reply.error["message"]
+
+
+class Heard(protocol.Protocol):
+    """A connection that starts no request."""
+
+    def __init__(self) -> None:
+        config = Config(lambda scope, receive, send: None, log_level="warning")
+        config.load()
+        super().__init__(Connections(4096), config, ServerState(), {}, _loop=asyncio.get_running_loop())
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: object) -> None:
+        self._running = cycle
+
+
+def heard(parts: Sequence[bytes]) -> list[bytes]:
+    """The bodies of the requests that come in these reads."""
+
+    async def hear() -> list[bytes]:
+        connection = Heard()
+        transport = mock.Mock(spec=asyncio.Transport)
+        transport.get_extra_info.return_value = None
+        connection.connection_made(transport)
+        for part in parts:
+            connection.data_received(part)
+        transport.write.assert_not_called()
+        cycles = [connection._running, *(cycle for cycle, _ in reversed(connection.pipeline))]
+        connection.connection_lost(None)
+        return [bytes(cycle.body) for cycle in cycles if cycle is not None and not cycle.more_body]
+
+    return asyncio.run(hear())
 
 
 @pytest.mark.parametrize(
@@ -188,6 +223,34 @@ async def test_headers_of_all_kinds_change_nothing(pair: Served, fields: tuple[s
         if fields[0].startswith("expect"):
             assert await exchange.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         assert (await exchange.reply()).status == 200
+
+
+OFFER = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAAP__")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [BODY, b"", b"\r\nupgrade: h2c\r\n\r\n"],
+)
+def test_a_request_is_read_the_same_however_it_is_cut(body: bytes) -> None:
+    """One that offers another protocol before, behind and between others, in any two reads."""
+    data = post(body, "1.1", *OFFER) + post(body) + post(body, "1.1", *OFFER)
+    for cut in range(len(data) + 1):
+        assert heard([data[:cut], data[cut:]]) == [body] * 3, cut
+    assert heard([data[at : at + 1] for at in range(len(data))]) == [body] * 3
+
+
+def test_the_end_of_a_head_in_two_reads_is_seen() -> None:
+    body = b" " * (2 * LARGEST_HEAD)
+    data = post(body)
+    end = data.index(b"\r\n\r\n")
+    for cut in range(end, end + 5):
+        assert heard([data[:cut], data[cut:]]) == [body], cut
+
+
+def test_an_offer_is_not_worth_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    assert heard([post(BODY, "1.1", *OFFER)]) == [BODY]
+    assert not caplog.records
 
 
 async def test_a_client_that_closes_its_half_is_taken_to_have_left(pair: Served) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from types import SimpleNamespace
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -22,9 +22,13 @@ LARGEST_MESSAGE = 4 * LARGEST_BODY
 """Bytes of one request from which on its connection is cut, whatever was answered by then."""
 HEAD_S = 60.0
 """What a client gets to send the head of a request, its first one from when it connects."""
+_FIELD_BYTES = len(b": \r\n")
 _LINGER_S = 5.0
 """What a client that is still sending gets to read its answer, which it would lose if we hung up at once."""
-_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+
+
+def _long_head() -> ApiError:
+    return no_http(431, f"the head of a request may have {LARGEST_HEAD} bytes")
 
 
 class Wire:
@@ -66,6 +70,9 @@ class Protocol(HttpToolsProtocol):
         self._received = 0
         self._in_body = False
         self._refused = False
+        self._too_long = False
+        self._declined = b""
+        """The head of a request that offers another protocol, without the offer, until it is read again."""
         self._late: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S, self._refuse_late)
         self._running: RequestResponseCycle | None = None
         self._hand = SimpleNamespace(
@@ -83,16 +90,31 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        if not self._in_body:
-            head, blank, rest = data.partition(b"\r\n\r\n")
-            if self._received + len(head) > LARGEST_HEAD:
-                self._refuse(no_http(431, f"the head of a request may have {LARGEST_HEAD} bytes"))
-                return
-            data = _UPGRADE.sub(b"\r\ndeclined:", head) + blank + rest
         self._received += len(data)
-        super().data_received(data)
-        if self._received > LARGEST_MESSAGE:
+        self._parse(data)
+        if self._refused:
+            return
+        if not self._in_body and self._received > LARGEST_HEAD:
+            self._refuse(_long_head())
+        elif self._received > LARGEST_MESSAGE:
             self._refuse(no_http(413, f"a request may have {LARGEST_BODY} bytes"))
+
+    def _parse(self, data: bytes) -> None:
+        """Read requests; one that offers another protocol is read again without the offer."""
+        self._unset_keepalive_if_required()
+        rest = memoryview(data)
+        try:
+            while rest:
+                try:
+                    self.parser.feed_data(rest)
+                    return
+                except httptools.HttpParserUpgrade as stopped:
+                    rest = rest[stopped.args[0] :]
+                if self._declined:
+                    head, self._declined = self._declined, b""
+                    self.parser.feed_data(head)
+        except httptools.HttpParserError:
+            self._refuse(_long_head() if self._too_long else no_http(400, "this is no HTTP request"))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -100,19 +122,36 @@ class Protocol(HttpToolsProtocol):
             self._late = self.loop.call_later(HEAD_S, self._refuse_late)
 
     def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) + _FIELD_BYTES for name, value in self.headers)
+        self._too_long = size > LARGEST_HEAD
+        if self._too_long:
+            raise ValueError("the head is too long")
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._declined = self._without_offer()
+            return
         self._in_time()
         self._in_body = True
         super().on_headers_complete()
         self.cycle.transport = self._hand  # type: ignore[assignment]
         self.scope["extensions"] = {WIRE: Wire(self.cycle)}  # type: ignore[dict-item]
 
+    def on_body(self, body: bytes) -> None:
+        if not self._declined:
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
+        if self._declined:
+            return
         self._received = 0
         self._in_body = False
         super().on_message_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(no_http(400, "this is no HTTP request"))
+    def _without_offer(self) -> bytes:
+        """The head of a request, but for its offer of another protocol."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += (b"%b: %b" % field for field in self.headers if field[0] != b"upgrade")
+        return b"\r\n".join((*lines, b"", b""))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
