@@ -38,12 +38,18 @@ class Reader:
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
-        self.transcript = Transcript(tokenizer, sampling.stop, special=not sampling.skip_special_tokens)
+        self.transcript = Transcript(
+            tokenizer,
+            sampling.stop,
+            min_tokens=sampling.min_tokens,
+            special=not sampling.skip_special_tokens,
+        )
         self.texts: list[str] = []
         self.streaming = False
         self._waiter: asyncio.Future[None] | None = None
         self._pump: Callable[[], bool] | None = None
         self._eager = bool(sampling.stop)
+        self._stop_token_ids = sampling.stop_token_ids
 
     def committed(self, token: int) -> bool:
         """Part of :class:`tokenflow.actors.sequence.Listener`."""
@@ -69,6 +75,13 @@ class Reader:
                 waiter.set_result(None)
         except Exception as error:
             waiter.set_exception(error)
+
+    def stop_reason(self, sequence: Sequence) -> int | str | None:
+        """The stop string or stop token that ended a finished response; none for the models' own."""
+        if sequence.finish_reason != "stop" or self.transcript.matched is not None:
+            return self.transcript.matched
+        ended_by = sequence.tokens[-1]
+        return ended_by if ended_by in self._stop_token_ids else None
 
     def news(self, pump: Callable[[], bool] | None = None) -> asyncio.Future[None]:
         """Comes true with the next news: of tokens while ``streaming``, else of the end.
@@ -276,6 +289,7 @@ class Response(AsyncIterator[StreamEvent]):
             ),
             seed=sequence.seed,
             simulated=bool(self._system.recipe.simulated),
+            stop_reason=reader.stop_reason(sequence),
         )
 
 

@@ -33,7 +33,8 @@ class SamplingParams:
     :param presence_penalty: subtracted from the logit of every token in the output; in [-2, 2].
     :param frequency_penalty: subtracted once per occurrence in the output; in [-2, 2].
     :param logit_bias: token id to a number added to its logit; at most 1,024.
-    :param min_tokens: no end-of-sequence or stop token before this many output tokens.
+    :param min_tokens: no end-of-sequence or stop token before this many output tokens; a stop string that
+        one of them completes does not end the response, and belongs to its text.
     :param stop: strings that end the response; never part of its text.  At most 64, of at most 1,000
         characters: each costs something with every token.
     :param stop_token_ids: ids that end the response, beside the models' own end-of-sequence ids; at most
@@ -203,7 +204,8 @@ class Completion:
     """A finished response.
 
     ``simulated`` says that a model that may have written to it was simulated: its text means nothing, and its
-    timing is that of the recipe.
+    timing is that of the recipe.  ``stop_reason`` is the stop string or the stop token id of the request that
+    ended the response; none if a model's end-of-sequence id or the length did.
     """
 
     text: str
@@ -213,6 +215,7 @@ class Completion:
     timing: Timing
     seed: int
     simulated: bool = False
+    stop_reason: int | str | None = None
 
     @property
     def token_ids(self) -> list[int]:

@@ -25,6 +25,7 @@ async def test_an_answer_has_what_openais_has_and_says_who_wrote_it(pair: Served
             "message": {"role": "assistant", "content": direct.text},
             "logprobs": None,
             "finish_reason": direct.finish_reason,
+            "stop_reason": None,
         }
     ]
     assert answer["usage"]["prompt_tokens"] == direct.usage.prompt_tokens

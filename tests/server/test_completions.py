@@ -22,7 +22,13 @@ async def test_an_answer_has_what_openais_has_and_says_who_wrote_it(pair: Served
     assert answer["model"] == "toy"
     assert answer["id"].startswith("cmpl-")
     assert answer["choices"] == [
-        {"index": 0, "text": direct.text, "logprobs": None, "finish_reason": direct.finish_reason}
+        {
+            "index": 0,
+            "text": direct.text,
+            "logprobs": None,
+            "finish_reason": direct.finish_reason,
+            "stop_reason": None,
+        }
     ]
     usage = direct.usage
     assert answer["usage"] == {
@@ -139,6 +145,24 @@ async def test_the_end_of_a_response_has_an_entry_and_no_text(pair: Served) -> N
     assert len(choice["logprobs"]["tokens"]) == first + 1
     assert len(choice["text"]) < len("".join(choice["logprobs"]["tokens"]))
     assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [1] * (first + 1)
+
+
+async def test_choices_and_generate_say_what_ended_them(pair: Served) -> None:
+    plain = await pair.service.router.generate(PROMPT, max_tokens=9, ignore_eos=True)
+    stop, token = next(t.text for t in plain.tokens[1:] if t.text.strip()), plain.token_ids[4]
+    base = {"prompt": PROMPT, "max_tokens": 9, "ignore_eos": True}
+    for keys, reason in (({"stop": stop}, stop), ({"stop_token_ids": [token]}, token), ({}, None)):
+        (choice,) = (await pair.complete(**base, **keys))["choices"]
+        assert choice["finish_reason"] == ("length" if reason is None else "stop")
+        assert (choice["stop_reason"], "stop_reason" in choice) == (reason, True)
+        events = (await pair.post("/v1/completions", {**base, **keys, "stream": True})).events
+        assert events[-1]["choices"][0]["stop_reason"] == reason
+        assert "".join(event["choices"][0]["text"] for event in events) == choice["text"]
+        settings = {"max_new_tokens": 9, "ignore_eos": True, **keys}
+        native = (await pair.post("/generate", {"input_ids": PROMPT, "sampling_params": settings})).json
+        assert native["meta_info"]["finish_reason"].get("matched") == reason
+    (choice,) = (await pair.complete(**base, stop=stop, min_tokens=9))["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (plain.text, "length")
 
 
 async def test_an_echo_begins_with_the_prompt_and_its_scores(pair: Served) -> None:

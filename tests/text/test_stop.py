@@ -88,6 +88,23 @@ def test_no_more_than_the_longest_possible_prefix_is_held() -> None:
     assert matcher.push("c") == ("aac", False)
 
 
+@given(pieces=st.lists(AB, max_size=6), early=st.integers(0, 6), stops=STOPS)
+@settings(max_examples=300, deadline=None)
+def test_a_stop_string_that_an_early_piece_completes_belongs_to_the_text(
+    pieces: list[str], early: int, stops: list[str]
+) -> None:
+    text, start = "".join(pieces), len("".join(pieces[:early]))
+    found = [
+        (end, max(complete, key=len))
+        for end in range(start + 1, len(text) + 1)
+        if (complete := [stop for stop in stops if text[:end].endswith(stop)])
+    ]
+    matcher = StopMatcher(stops)
+    shown = "".join(matcher.push(p, may_stop=i >= early).text for i, p in enumerate(pieces)) + matcher.flush()
+    assert matcher.matched == (found[0][1] if found else None)
+    assert shown == (text[: found[0][0] - len(found[0][1])] if found else text)
+
+
 @pytest.mark.parametrize("stops", [["b", "abc"], ["abc", "b"]])
 def test_the_stop_string_that_is_complete_first_decides(stops: list[str]) -> None:
     assert StopMatcher(stops).push("xabc") == ("xa", True)

@@ -35,6 +35,16 @@ def test_every_token_gets_the_text_it_adds(tokenizer: Tokenizer) -> None:
     assert transcript.stopped
 
 
+def test_stop_strings_count_after_min_tokens_even_where_they_begin_before(tokenizer: Tokenizer) -> None:
+    for min_tokens, text in ((0, "a "), (3, "a "), (4, "a ab "), (7, "a ab ab ")):
+        transcript = Transcript(tokenizer, ["ab"], min_tokens=min_tokens)
+        for token_id in characters(tokenizer, "a ab ab "):
+            transcript.advance(token_id)
+        transcript.finish()
+        assert transcript.text == text, min_tokens
+        assert transcript.matched == ("ab" if min_tokens < 7 else None)
+
+
 def test_text_after_a_stop_string_is_cut(byte_level: Tokenizer) -> None:
     transcript = Transcript(byte_level, ["\nUser:"])
     ids = characters(byte_level, "Hello there\nUser: and more\nUser: hi")

@@ -12,6 +12,8 @@ from msgspec import UNSET, Struct, UnsetType
 from tokenflow.types import Completion, Token
 
 Ours = dict[str, Any]
+End = tuple[str | None, int | str | UnsetType | None]
+"""``finish_reason`` and ``stop_reason`` of a choice."""
 
 ANY_TEXT = "\0any text\0"
 """What nothing else in an event can be: names and ids come from command lines and headers."""
@@ -40,6 +42,11 @@ def usage(prompt_tokens: int, completions: Sequence[Completion], verifying: froz
     dropped = sum(completion.usage.dropped for completion in completions)
     details = {"accepted_prediction_tokens": drafts, "rejected_prediction_tokens": dropped}
     return Usage(prompt_tokens, written, prompt_tokens + written, details)
+
+
+def finish(done: Completion | None) -> End:
+    """Why a response ended; there is no ``stop_reason`` while it goes on."""
+    return (None, UNSET) if done is None else (done.finish_reason, done.stop_reason)
 
 
 def ours(completions: Sequence[Completion]) -> Ours:

@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response as Answer
 
-from tokenflow.server.answers import ANY_TEXT, Extras, Mould, Ours, Usage, ours, usage
+from tokenflow.server.answers import ANY_TEXT, End, Extras, Mould, Ours, Usage, finish, ours, usage
 from tokenflow.server.errors import invalid
 from tokenflow.server.generation import Wish, answer, check_count, prepare, renamed
 from tokenflow.server.logprobs import Speller, chat_logprobs
@@ -45,6 +45,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     delta: Delta | UnsetType = UNSET
     logprobs: Mapping[str, Any] | None = None
     finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     tokenflow: Ours | UnsetType = UNSET
 
@@ -85,14 +86,15 @@ class ChatShape:
     def events(self, index: int, event: StreamEvent) -> bytes:
         if event.completion is None and (mould := self._moulds.get(index)) is not None:
             return mould.cast(event.text)
-        reason = event.completion.finish_reason if event.completion is not None else None
-        said = self._choice(index, event.tokens, reason, delta=Delta(event.text))
+        said = self._choice(index, event.tokens, finish(event.completion), delta=Delta(event.text))
         if index in self._begun:
             return self._event([said])
         prompt = self._prompt if self._extras.token_ids and not self._begun else UNSET
         self._begun.add(index)
         if not self._request.logprobs and not self._extras:
-            self._moulds[index] = Mould(self._event([self._choice(index, (), None, delta=Delta(ANY_TEXT))]))
+            self._moulds[index] = Mould(
+                self._event([self._choice(index, (), finish(None), delta=Delta(ANY_TEXT))])
+            )
         opening = Choice(index=index, delta=Delta("", "assistant"))
         return self._event([opening], prompt=prompt) + self._event([said])
 
@@ -106,7 +108,7 @@ class ChatShape:
             *self._head,
             "chat.completion",
             [
-                self._choice(index, done.tokens, done.finish_reason, message=Message(done.text))
+                self._choice(index, done.tokens, finish(done), message=Message(done.text))
                 for index, done in enumerate(completions)
             ],
             self._usage(completions),
@@ -118,17 +120,19 @@ class ChatShape:
         self,
         index: int,
         tokens: Sequence[Token],
-        reason: str | None,
+        end: End,
         *,
         message: Message | UnsetType = UNSET,
         delta: Delta | UnsetType = UNSET,
     ) -> Choice:
+        finish_reason, stop_reason = end
         return Choice(
             index=index,
             message=message,
             delta=delta,
             logprobs=chat_logprobs(tokens, self._speller) if self._request.logprobs else None,
-            finish_reason=reason,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
             token_ids=self._extras.ids(tokens),
             tokenflow=self._extras.writers(tokens),
         )

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response as Answer
 
 from tokenflow.prompts import Prompt
-from tokenflow.server.answers import ANY_TEXT, Extras, Mould, Ours, Usage, ours, usage
+from tokenflow.server.answers import ANY_TEXT, End, Extras, Mould, Ours, Usage, finish, ours, usage
 from tokenflow.server.errors import invalid
 from tokenflow.server.generation import Wish, answer, check_count, paced, prepare, renamed
 from tokenflow.server.logprobs import Speller, text_logprobs
@@ -35,6 +35,7 @@ class Choice(Struct, frozen=True):
     text: str
     logprobs: Mapping[str, Any] | None = None
     finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     tokenflow: Ours | UnsetType = UNSET
@@ -82,10 +83,13 @@ class TextShape:
         if event.completion is None and (mould := self._moulds.get(index)) is not None:
             return mould.cast(event.text)
         first = index not in self._offsets
-        reason = event.completion.finish_reason if event.completion is not None else None
-        said = self._event([self._choice(index, event.text, event.tokens, reason, first=first)])
+        said = self._event(
+            [self._choice(index, event.text, event.tokens, finish(event.completion), first=first)]
+        )
         if first and self._request.logprobs is None and not self._extras:
-            self._moulds[index] = Mould(self._event([self._choice(index, ANY_TEXT, (), None, first=False)]))
+            self._moulds[index] = Mould(
+                self._event([self._choice(index, ANY_TEXT, (), finish(None), first=False)])
+            )
         return said
 
     def last(self, completions: Sequence[Completion]) -> bytes:
@@ -96,7 +100,7 @@ class TextShape:
 
     def whole(self, completions: Sequence[Completion]) -> object:
         choices = [
-            self._choice(index, done.text, done.tokens, done.finish_reason, first=True)
+            self._choice(index, done.text, done.tokens, finish(done), first=True)
             for index, done in enumerate(completions)
         ]
         if not completions:
@@ -106,11 +110,9 @@ class TextShape:
     def _prompts_alone(self) -> list[Choice]:
         """The choices of a request for prompts with nothing after them: ``echo`` with ``max_tokens`` 0."""
         count = self._n * len(self._prompts)
-        return [self._choice(index, "", (), "length", first=True) for index in range(count)]
+        return [self._choice(index, "", (), ("length", None), first=True) for index in range(count)]
 
-    def _choice(
-        self, index: int, text: str, tokens: Sequence[Token], reason: str | None, *, first: bool
-    ) -> Choice:
+    def _choice(self, index: int, text: str, tokens: Sequence[Token], end: End, *, first: bool) -> Choice:
         prompt_ids: Sequence[int] | UnsetType = UNSET
         if first and self._extras.token_ids:
             prompt_ids = self._prompts[index // self._n]
@@ -128,7 +130,7 @@ class TextShape:
             index,
             text,
             logprobs,
-            reason,
+            *end,
             self._extras.ids(tokens),
             prompt_ids,
             self._extras.writers(tokens),

@@ -256,4 +256,5 @@ def _finish(done: Completion | None) -> Mapping[str, Any] | None:
         return None
     if done.finish_reason == "length":
         return {"type": "length", "length": len(done.tokens)}
-    return {"type": "stop", "matched": done.tokens[-1].id}
+    matched = done.tokens[-1].id if done.stop_reason is None else done.stop_reason
+    return {"type": "stop", "matched": matched}

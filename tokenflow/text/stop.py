@@ -23,28 +23,32 @@ class StopMatcher:
     :param stops: non-empty strings; none means that all text passes.
     """
 
-    __slots__ = ("_firsts", "_held", "_patterns", "_states", "_stopped")
+    __slots__ = ("_firsts", "_held", "_patterns", "_states", "matched")
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._patterns = [(stop, _borders(stop)) for stop in dict.fromkeys(stops)]
         self._firsts = frozenset(stop[0] for stop in stops)
         self._states = [0] * len(self._patterns)
         self._held = ""
-        self._stopped = False
+        self.matched: str | None = None
+        """The stop string that ended the text."""
 
-    def push(self, text: str) -> TextStep:
-        """Take the next piece of text; after a stop, all that follows is swallowed."""
-        if self._stopped:
+    def push(self, text: str, *, may_stop: bool = True) -> TextStep:
+        """Take the next piece of text; after a stop, all that follows is swallowed.
+
+        :param may_stop: stop strings that this piece completes end the text, rather than belong to it.
+        """
+        if self.matched is not None:
             return TextStep("", True)
         if not self._held and self._firsts.isdisjoint(text):
             return TextStep(text, False)
         seen = self._held + text
         for end, character in enumerate(text, len(self._held) + 1):
             matched = self._advance(character)
-            if matched:
-                self._stopped = True
+            if matched is not None and may_stop:
+                self.matched = matched
                 self._held = ""
-                return TextStep(seen[: end - matched], True)
+                return TextStep(seen[: end - len(matched)], True)
         certain = len(seen) - max(self._states)
         self._held = seen[certain:]
         return TextStep(seen[:certain], False)
@@ -55,9 +59,9 @@ class StopMatcher:
         self._states = [0] * len(self._patterns)
         return held
 
-    def _advance(self, character: str) -> int:
-        """Move every pattern on; return the length of the longest one that is complete, or 0."""
-        matched = 0
+    def _advance(self, character: str) -> str | None:
+        """Move every pattern on; return the longest one that is complete."""
+        matched: str | None = None
         for index, (stop, borders) in enumerate(self._patterns):
             state = self._states[index]
             while state and stop[state] != character:
@@ -65,7 +69,8 @@ class StopMatcher:
             if stop[state] == character:
                 state += 1
             if state == len(stop):
-                matched = max(matched, state)
+                matched = max(matched or "", stop, key=len)
+                state = borders[-1]
             self._states[index] = state
         return matched
 

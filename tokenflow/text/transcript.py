@@ -17,11 +17,12 @@ class Transcript:
     """Turns committed token ids into shown text.
 
     :param stops: strings that end the text.
+    :param min_tokens: stop strings that one of the first so many tokens completes belong to the text.
     :param special: special tokens show as they are spelled.
     :param hidden: ids that never show beside the special ones, such as those that end the response.
     """
 
-    __slots__ = ("_detokenizer", "_hidden", "_shown", "_stop", "stopped")
+    __slots__ = ("_detokenizer", "_early", "_hidden", "_may_stop", "_shown", "_stop", "stopped")
 
     def __init__(
         self,
@@ -29,8 +30,11 @@ class Transcript:
         stops: Sequence[str] = (),
         hidden: Collection[int] = (),
         *,
+        min_tokens: int = 0,
         special: bool = False,
     ) -> None:
+        self._early = min_tokens
+        self._may_stop = not min_tokens
         self._hidden = hidden
         self._detokenizer = Detokenizer(tokenizer, special=special)
         self._stop = StopMatcher(stops)
@@ -45,6 +49,9 @@ class Transcript:
 
         :raises ValueError: for an id outside the vocabulary.
         """
+        self._may_stop = not self._early
+        if self._early:
+            self._early -= 1
         if token_id in self._hidden:
             return TextStep("", self.stopped)
         return self._show(self._detokenizer.push((token_id,)))
@@ -57,6 +64,11 @@ class Transcript:
         return TextStep(step.text + held, step.stopped)
 
     @property
+    def matched(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stop.matched
+
+    @property
     def text(self) -> str:
         """All text shown so far."""
         if len(self._shown) > 1:
@@ -64,7 +76,7 @@ class Transcript:
         return self._shown[0] if self._shown else ""
 
     def _show(self, text: str) -> TextStep:
-        step = self._stop.push(text)
+        step = self._stop.push(text, may_stop=self._may_stop)
         self._shown.append(step.text)
         self.stopped = step.stopped
         return step
