@@ -84,6 +84,9 @@ def test_throughput_is_drawn_into_a_file(
     ("argv", "message"),
     [
         (("--concurrency", "2", "--plot", "x.pdf"), "charts are written to .png, .html or .svg files"),
+        (("--concurrency", "2", "--plot", "nowhere/x.svg"), "nowhere/x.svg: there is no directory 'nowhere'"),
+        (("--concurrency", "2", "--input", "x.txt"), "--input gives the prompts of --measure"),
+        (("--concurrency", "1000000"), "concurrency must be an integer from 1 to 1,024, got 1000000"),
         (("--concurrency", "2", "--set", "params.p=2"), "expected a share from 0 to 1, but p is 2"),
         (("--concurrency", "2", "--set", "models.slm.latency_ms=-1"), "a step takes more than 0 ms"),
     ],

@@ -111,6 +111,8 @@ def check_target(path: Path) -> None:
     """
     if path.suffix not in (".png", ".html", ".svg"):
         raise ValueError(f"charts are written to .png, .html or .svg files, not to {path.name!r}")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{path}: there is no directory {str(path.parent)!r}")
     if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
             "PNG files need matplotlib: pip install 'tokenflow[plot]'; or give a .html file, which needs "

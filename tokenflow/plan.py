@@ -27,6 +27,8 @@ def plan(args: argparse.Namespace) -> int:
     try:
         if args.plot is not None:
             check_target(Path(args.plot))
+        if args.input is not None and not args.measure:
+            raise ValueError("--input gives the prompts of --measure: say --measure, too")
         recipe = load_recipe(args.recipe, args.overrides)
         if args.measure:
             from tokenflow.calibrate import measure

@@ -72,6 +72,13 @@ def test_a_worker_goes_no_further_than_is_certain() -> None:
     assert leash.let([sequence(booked=6)], alone=True) == (2, {1: 2})
 
 
+def test_a_step_without_requests_is_followed_by_none() -> None:
+    def free(batch: int) -> tuple[int, float]:
+        raise AssertionError("there is nothing to go on with")
+
+    assert Leash(True, free).let([], alone=True) == (0, {})
+
+
 def test_a_worker_is_held_once_when_something_changes(hold: Holds) -> None:
     leash = Leash(True, always)
     leash.let([sequence(12)], alone=True)

@@ -15,6 +15,7 @@ from tests.planner.models import r2r
 from tokenflow.actors import planning
 from tokenflow.actors.meter import Meter
 from tokenflow.actors.planning import Planning
+from tokenflow.errors import PlanError
 from tokenflow.planner import PolicyTable, Thresholds
 from tokenflow.planner.job import Job, read_job
 
@@ -231,6 +232,19 @@ async def test_a_planner_that_fails_leaves_batches_as_they_are(
     load = Load("auto", filled(), 4)
     await load.until(lambda: "planning failed" in caplog.text)
     assert load.tables == []
+
+
+async def test_what_is_assumed_but_cannot_be_planned_with_leaves_batches_as_they_are(
+    jobs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def assumed() -> Any:
+        raise PlanError("no such model")
+
+    load = Load("auto", filled(), 4)
+    load.planning = Planning("auto", filled(), assumed, lambda: 4, 8, load.tables.append)
+    await load.until(lambda: bool(load.tables))
+    assert "cannot be planned with (no such model): batches start as before" in caplog.text
+    assert len(jobs()) == 1
 
 
 async def test_planning_ends_with_the_router(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,12 @@ def test_a_simulated_recipe_is_planned_with_what_it_simulates(tmp_path: Path) ->
     assert assumed_model(load(tmp_path, SIM), {"p": 0.5}).routing[0] == (0.5, 0.5)
 
 
+def test_steps_of_any_length_can_be_planned_with(tmp_path: Path) -> None:
+    model = assumed_model(load(tmp_path, SIM + "batching: {assume: {latency_ms: {slm: 0.04}}}\n"))
+    assert model.step_ms(0, 1) == pytest.approx(0.04)
+    assert model.step_ms(1, 1) == pytest.approx(assumed_model(load(tmp_path, SIM)).step_ms(1, 1))
+
+
 def test_what_is_assumed_takes_the_place_of_what_is_simulated(tmp_path: Path) -> None:
     assume = "{latency_ms: {slm: 12}, routing: {slm: {llm: 0.1}}, commits: {slm: {llm: 0.5}}}"
     model = assumed_model(load(tmp_path, SIM + f"batching: {{policy: planned, assume: {assume}}}\n"))

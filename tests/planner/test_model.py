@@ -61,6 +61,12 @@ GOOD: dict[str, Any] = {
             {"latency_ms": [0.04, 27.9]},
             "latency_ms[0] at batch size 1 is 0.04 ms, less than half of quantum_ms = 0.1",
         ),
+        ({"latency_ms": [1e300, 27.9]}, "latency_ms[0] at batch size 1 is 1e+300 ms, more than 1e+09 times"),
+        ({"latency_ms": [float("nan"), 1]}, "latency_ms[0] must be a finite number of milliseconds, got nan"),
+        ({"batch_limits": 3}, "batch_limits must list one entry per model, got 3"),
+        ({"run_lengths": [3, None]}, "run_lengths[0] must be weights by number of steps or None, got 3"),
+        ({"run_lengths": [[3, 4], None]}, "run_lengths[0] must be weights by number of steps or None"),
+        ({"quantum_ms": 1e-320}, "more than 1e+09 times quantum_ms"),
         ({"quantum_ms": 0}, "quantum_ms must be a number greater than 0, got 0"),
         ({"quantum_ms": "0.1"}, "quantum_ms must be a number greater than 0, got '0.1'"),
         ({"batch_limits": [1]}, "batch_limits must list 2 limits, one per model, got 1"),
@@ -91,9 +97,11 @@ def test_an_impossible_model_is_refused_with_the_entry_that_is_wrong(
 @pytest.mark.parametrize(
     ("thresholds", "concurrency", "message"),
     [
-        ((1, 1), 0, "concurrency must be an integer of at least 1, got 0"),
-        ((1, 1), 2.0, "concurrency must be an integer of at least 1, got 2.0"),
-        ((1, 1), True, "concurrency must be an integer of at least 1, got True"),
+        ((1, 1), 0, "concurrency must be an integer from 1 to 1,024, got 0"),
+        ((1, 1), 10**20, "concurrency must be an integer from 1 to 1,024, got 1000000000"),
+        (2, 2, "thresholds must list one entry per model, got 2"),
+        ((1, 1), 2.0, "concurrency must be an integer from 1 to 1,024, got 2.0"),
+        ((1, 1), True, "concurrency must be an integer from 1 to 1,024, got True"),
         ((1,), 2, "thresholds must list 2 integers, one per model, got (1,)"),
         ((1, 0), 2, "thresholds[1] must be an integer of at least 1, got 0"),
         ((1, 1.5), 2, "thresholds[1] must be an integer of at least 1, got 1.5"),
@@ -111,7 +119,7 @@ def test_an_impossible_question_is_refused(thresholds: Any, concurrency: Any, me
 
 
 def test_a_search_for_no_requests_is_refused() -> None:
-    with pytest.raises(PlanError, match="concurrency must be an integer of at least 1"):
+    with pytest.raises(PlanError, match="concurrency must be an integer from 1 to 1,024"):
         best_thresholds(r2r(), 0)
 
 

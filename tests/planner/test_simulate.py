@@ -188,7 +188,7 @@ def test_a_run_too_short_for_an_interval_is_refused() -> None:
         ([[(S, 1)], []], 2, "route 1 is empty"),
         ([[(S, 1), (2, 1)]], 1, "route 0, visit 1: there is no model 2 (models are 0 to 1)"),
         ([[(S, -1)]], 1, "route 0, visit 0: commits must be a number of at least 0, got -1"),
-        ([[(S, 1)]], 0, "concurrency must be an integer of at least 1"),
+        ([[(S, 1)]], 0, "concurrency must be an integer from 1 to 1,024"),
     ],
 )
 def test_impossible_routes_are_refused(routes: Any, concurrency: int, message: str) -> None:

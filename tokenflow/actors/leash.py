@@ -42,7 +42,7 @@ class Leash:
         :param alone: nobody else is waiting.
         """
         calm, self._pulled = not self._pulled, False
-        least, steps = self._free(len(batch)) if calm and alone and self.worthwhile else (0, 0)
+        least, steps = self._free(len(batch)) if batch and calm and alone and self.worthwhile else (0, 0)
         self._loose = least > 0 and steps > 0
         if not self._loose:
             return 0, {}

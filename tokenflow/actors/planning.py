@@ -19,6 +19,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from tokenflow.actors.fork import Owner
 from tokenflow.actors.meter import Meter
 from tokenflow.dsl.ir import Policy
+from tokenflow.errors import PlanError
 from tokenflow.settings import worker_environment
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Planning:
 
     async def run(self) -> None:
         """Plan with what is assumed, then whenever the load has moved; for ever."""
-        assumed = await to_thread.run_sync(self._assumed, abandon_on_cancel=True)
+        assumed = await to_thread.run_sync(self._expected, abandon_on_cancel=True)
         self._since = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             if assumed is not None:
@@ -97,6 +98,14 @@ class Planning:
                 await _load()
                 if (model := self._news()) is not None:
                     tasks.start_soon(self._plan, model, self._order(), 1 if self._spare else _BUSY_PAUSE)
+
+    def _expected(self) -> RoutingModel | None:
+        """What is assumed, if it can be planned with."""
+        try:
+            return self._assumed()
+        except PlanError as error:
+            log.warning("what the recipe assumes cannot be planned with (%s): batches start as before", error)
+            return None
 
     def _may_plan(self) -> bool:
         """Whether there is anything to plan for, for long enough, and enough to plan with."""

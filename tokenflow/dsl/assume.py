@@ -13,6 +13,9 @@ from tokenflow.wire.messages import Destination
 if TYPE_CHECKING:
     from tokenflow.planner import RoutingModel
 
+_QUANTUM_MS, _FEWEST_QUANTA = 0.1, 10
+"""What latencies are rounded to, unless the fastest step takes less than so many of it."""
+
 
 def destinations(recipe: RecipeIR, name: str) -> tuple[Destination, ...]:
     """Where requests go that leave a simulated model, in recipe order, with their shares."""
@@ -62,7 +65,9 @@ def assumed_model(recipe: RecipeIR, params: Mapping[str, float] | None = None) -
         routing.append([stay if to == name else shares.get(to, 0.0) for to in names])
         commits.append([_commits(recipe, name, to) for to in names])
     latencies = [dict(_latency_ms(recipe, name)) for name in names]
-    return RoutingModel(routing, commits, latencies, entry=names.index(recipe.entry))
+    fastest = min(value for table in latencies for value in table.values())
+    quantum_ms = min(_QUANTUM_MS, fastest / _FEWEST_QUANTA)
+    return RoutingModel(routing, commits, latencies, quantum_ms, entry=names.index(recipe.entry))
 
 
 def unknown(recipe: RecipeIR) -> list[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ Method = Literal["exact", "simulated"]
 
 _ROW_SUM_TOLERANCE = 1e-6
 _NEVER = 1e-9
+_MOST_QUANTA = 1e9
+_MOST_REQUESTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class RoutingModel:
             )
         if not _is_number(self.quantum_ms) or self.quantum_ms <= 0:
             raise PlanError(f"quantum_ms must be a number greater than 0, got {self.quantum_ms!r}")
-        limits = (None,) * size if self.batch_limits is None else tuple(self.batch_limits)
+        limits = (None,) * size if self.batch_limits is None else _listed("batch_limits", self.batch_limits)
         if len(limits) != size:
             raise PlanError(f"batch_limits must list {size} limits, one per model, got {len(limits)}")
         for i, limit in enumerate(limits):
@@ -126,7 +128,7 @@ class RoutingModel:
             raise PlanError(f"entry must be the index of a model, 0 to {size - 1}, got {self.entry!r}")
         if not _is_number(self.jitter) or self.jitter < 0:
             raise PlanError(f"jitter must be a number of at least 0, got {self.jitter!r}")
-        runs = (None,) * size if self.run_lengths is None else tuple(self.run_lengths)
+        runs = (None,) * size if self.run_lengths is None else _listed("run_lengths", self.run_lengths)
         if len(runs) != size:
             raise PlanError(f"run_lengths must list {size} distributions, one per model, got {len(runs)}")
 
@@ -172,7 +174,7 @@ class RoutingModel:
     def ticks(self, model: int, batch: int) -> int:
         """Latency of one step in quanta, rounded to the nearest.
 
-        :raises PlanError: where the latency is not a number of at least half a quantum.
+        :raises PlanError: where the latency is not a number of half a quantum to 1e9 quanta.
         """
         latency = self.latency_ms[model]
         assert callable(latency)
@@ -180,6 +182,10 @@ class RoutingModel:
         where = f"latency_ms[{model}] at batch size {batch}"
         if not _is_number(value) or value <= 0:
             raise PlanError(f"{where} must be a number of milliseconds greater than 0, got {value!r}")
+        if value / self.quantum_ms > _MOST_QUANTA:
+            raise PlanError(
+                f"{where} is {value:g} ms, more than {_MOST_QUANTA:g} times quantum_ms = {self.quantum_ms:g}"
+            )
         ticks = math.floor(value / self.quantum_ms + 0.5)
         if ticks < 1:
             raise PlanError(
@@ -215,10 +221,10 @@ class RoutingModel:
 def check_concurrency(concurrency: int) -> int:
     """``concurrency`` as an int.
 
-    :raises PlanError: unless it is an integer of at least 1.
+    :raises PlanError: unless it is an integer from 1 to 1,024.
     """
-    if not _is_count(concurrency) or concurrency < 1:
-        raise PlanError(f"concurrency must be an integer of at least 1, got {concurrency!r}")
+    if not _is_count(concurrency) or not 1 <= concurrency <= _MOST_REQUESTS:
+        raise PlanError(f"concurrency must be an integer from 1 to {_MOST_REQUESTS:,}, got {concurrency!r}")
     return int(concurrency)
 
 
@@ -228,7 +234,7 @@ def check_thresholds(model: RoutingModel, thresholds: Sequence[int], concurrency
     :raises PlanError: unless there is one integer of at least 1 per model, none above its batch limit, and
         ``concurrency`` requests cannot all wait below them: sum(B_i - 1) < N.
     """
-    given = tuple(thresholds)
+    given = _listed("thresholds", thresholds)
     if len(given) != model.size:
         raise PlanError(f"thresholds must list {model.size} integers, one per model, got {given}")
     for i, b in enumerate(given):
@@ -246,6 +252,12 @@ def check_thresholds(model: RoutingModel, thresholds: Sequence[int], concurrency
             f"may all wait below them; lower the thresholds until that sum is below {concurrency}"
         )
     return tuple(int(b) for b in given)
+
+
+def _listed(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+        raise PlanError(f"{name} must list one entry per model, got {values!r}")
+    return tuple(values)
 
 
 def _matrix(name: str, rows: object) -> tuple[tuple[float, ...], ...]:
@@ -268,7 +280,10 @@ def _normalised(row: tuple[float, ...]) -> tuple[float, ...]:
 
 def _runs(model: int, lengths: RunLengths) -> tuple[tuple[int, float], ...]:
     name = f"run_lengths[{model}]"
-    weights = dict(lengths)
+    try:
+        weights = dict(lengths)
+    except (TypeError, ValueError):
+        raise PlanError(f"{name} must be weights by number of steps or None, got {lengths!r}") from None
     for length, weight in weights.items():
         if not _is_count(length) or length < 1:
             raise PlanError(f"{name} has length {length!r}; a run is an integer of at least 1 step")
@@ -282,6 +297,8 @@ def _runs(model: int, lengths: RunLengths) -> tuple[tuple[int, float], ...]:
 def _step_time(name: str, latency: Latency) -> Callable[[int], float]:
     if callable(latency):
         return latency
+    if isinstance(latency, float) and not math.isfinite(latency):
+        raise PlanError(f"{name} must be a finite number of milliseconds, got {latency!r}")
     if _is_number(latency):
         return LatencyTable((1,), (float(latency),))  # type: ignore[arg-type]
     if isinstance(latency, Mapping):
