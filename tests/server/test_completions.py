@@ -147,6 +147,16 @@ async def test_the_end_of_a_response_has_an_entry_and_no_text(pair: Served) -> N
     assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [1] * (first + 1)
 
 
+async def test_prompts_that_are_only_scored_are_counted(pair: Served) -> None:
+    async def counted() -> list[float]:
+        done = await pair.metric("request_success_total", finished_reason="length")
+        return [done, await pair.metric("prompt_tokens_total")]
+
+    before = await counted()
+    await pair.complete([PROMPT, PROMPT], max_tokens=0, logprobs=1, echo=True)
+    assert [after - b for after, b in zip(await counted(), before, strict=True)] == [2, 2 * len(PROMPT)]
+
+
 async def test_choices_and_generate_say_what_ended_them(pair: Served) -> None:
     plain = await pair.service.router.generate(PROMPT, max_tokens=9, ignore_eos=True)
     stop, token = next(t.text for t in plain.tokens[1:] if t.text.strip()), plain.token_ids[4]
@@ -325,6 +335,16 @@ async def test_a_wrong_request_is_told_what_is_wrong(
         ("prompt_logprobs", 0),
         ("include_stop_str_in_output", True),
         ("chat_template", "{{ messages }}"),
+        ("logprob_token_ids", [1]),
+        ("spaces_between_special_tokens", False),
+        ("repetition_detection", {"max_pattern_size": 2}),
+        ("thinking_token_budget", 5),
+        ("kv_transfer_params", {"do_remote_decode": True}),
+        ("token_ids_logprob", [1]),
+        ("return_entropy", True),
+        ("return_routed_experts", True),
+        ("audio_data", "x"),
+        ("video_data", "x"),
     ],
 )
 async def test_what_would_change_the_answer_and_is_not_supported_is_refused(
@@ -333,6 +353,22 @@ async def test_what_would_change_the_answer_and_is_not_supported_is_refused(
     reply = await pair.post("/v1/completions", {"prompt": "a", name: value})
     assert reply.status == 400
     assert (reply.error["code"], reply.error["param"]) == ("unsupported_parameter", name)
+
+
+async def test_what_streams_alone_have_is_refused_elsewhere(pair: Served) -> None:
+    for stream, options, param in (
+        (False, {"include_usage": True}, "stream_options"),
+        (True, {"continuous_usage_stats": True}, "stream_options.continuous_usage_stats"),
+        (True, {"continuous_usage_stats": False}, None),
+    ):
+        body = {"prompt": "a", "max_tokens": 1, "stream": stream, "stream_options": options}
+        reply = await pair.post("/v1/completions", body)
+        assert (reply.status, param and reply.error["param"]) == (400 if param else 200, param)
+
+
+async def test_off_values_of_what_is_not_supported_are_accepted(pair: Served) -> None:
+    keys: dict[str, Any] = {"audio_data": None, "kv_transfer_params": {}, "return_entropy": False}
+    await pair.complete("a", max_tokens=1, **keys, spaces_between_special_tokens=True)
 
 
 async def test_a_prompt_that_does_not_fit_is_refused_with_the_figures(pair: Served) -> None:

@@ -62,7 +62,8 @@ class Heard(protocol.Protocol):
     def __init__(self) -> None:
         config = Config(lambda scope, receive, send: None, log_level="warning")
         config.load()
-        super().__init__(Connections(4096), config, ServerState(), {}, _loop=asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        super().__init__(Connections(4096), lambda code: None, config, ServerState(), {}, _loop=loop)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: object) -> None:
         self._running = cycle
@@ -102,6 +103,19 @@ def heard(parts: Sequence[bytes]) -> list[bytes]:
 )
 async def test_what_is_no_http_gets_an_error_like_others(pair: Served, data: bytes) -> None:
     assert await refusal(pair, [data]) == (400, "this is no HTTP request")
+
+
+async def test_every_error_that_a_client_is_told_of_is_counted(pair: Served) -> None:
+    async def counted() -> list[float]:
+        codes = ("bad_http", "not_found")
+        return [await pair.metric("request_failure_total", code=code) for code in codes]
+
+    before = await counted()
+    await refusal(pair, [b"hello\r\n\r\n"])
+    await refusal(pair, [b"GET /health HTTP/1.1\r\nx: ", b"y" * 2 * LARGEST_HEAD])
+    assert (await pair.get("/nope")).status == 404
+    assert (await pair.get("/v1/completions")).status == 405
+    assert [after - b for after, b in zip(await counted(), before, strict=True)] == [2, 2]
 
 
 async def test_a_head_without_end_is_cut_off(pair: Served) -> None:

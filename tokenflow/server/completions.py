@@ -188,6 +188,9 @@ async def completions(request: Request) -> Answer:
             for choice in range(0 if silent else n)
         ]
         responses = await prepare(service, reservation, wishes, target.member, asked.params)
+    if silent:
+        for tokens in ids:
+            service.metrics.scored(n, len(tokens))
     shape = TextShape(
         asked,
         (f"cmpl-{record.id}", record.created, target.name),

@@ -66,7 +66,7 @@ class Gateway:
 
     def _told(self, scope: Scope, error: Exception) -> ApiError:
         if isinstance(error, HTTPException):
-            return no_route(error.status_code, scope["method"], scope["path"], error.headers or {})
+            error = no_route(error.status_code, scope["method"], scope["path"], error.headers or {})
         told = self.service.error(error)
         if told.code == INTERNAL:
             log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)

@@ -111,6 +111,11 @@ class Metrics(Collector):
         self._latency_s.add(timing.latency_s)
         self._queue_s.add(timing.queued_s)
 
+    def scored(self, responses: int, prompt_tokens: int) -> None:
+        """Responses that are a prompt and nothing more are complete; each counts it, as others do."""
+        self._finished["length"] += responses
+        self._sums["prompt_tokens"] += responses * prompt_tokens
+
     def failed(self, code: str) -> None:
         """A client was told of an error."""
         self._failed[code] += 1
@@ -236,7 +241,7 @@ class Metrics(Collector):
 
 
 _SUMS = {
-    "prompt_tokens": "Tokens of prompts.",
+    "prompt_tokens": "Tokens of prompts, for each response to them.",
     "generation_tokens": "Tokens of responses.",
     "dropped_tokens": "Tokens that were sampled and discarded.",
     "accepted_draft_tokens": "Tokens of responses that were drafts which another model checked.",

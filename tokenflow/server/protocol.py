@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,9 +62,11 @@ class Protocol(HttpToolsProtocol):
     one comes behind it on the same connection, and hangs up on who is still sending what was refused.
     """
 
-    def __init__(self, may: Connections, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, may: Connections, refused: Callable[[str], None], *args: Any, **kwargs: Any) -> None:
+        """``refused`` is told the code of each error that a client gets from here."""
         super().__init__(*args, **kwargs)
         self._may = may
+        self._told = refused
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -183,6 +186,7 @@ class Protocol(HttpToolsProtocol):
         if idle or (running is not None and not running.response_started):
             body = error.envelope()
             fields = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
+            self._told(error.code)
             self.transport.write(STATUS_LINE[error.status] + fields.encode() + b"\r\n\r\n" + body)
         self._abandon()
         self._hang_up()

@@ -220,6 +220,11 @@ _REFUSED: Neutral = {
     "prompt_embeds": _never,
     "chat_template": _never,
     "documents": _off,
+    "logprob_token_ids": _never,
+    "spaces_between_special_tokens": _among(True),
+    "repetition_detection": _off,
+    "thinking_token_budget": _never,
+    "kv_transfer_params": _off,
     # SGLang
     "json_schema": _never,
     "regex": _never,
@@ -231,6 +236,11 @@ _REFUSED: Neutral = {
     "return_hidden_states": _off,
     "session_params": _off,
     "image_data": _off,
+    "audio_data": _off,
+    "video_data": _off,
+    "token_ids_logprob": _off,
+    "return_entropy": _off,
+    "return_routed_experts": _off,
     "input_embeds": _never,
     "custom_logit_processor": _never,
 }
@@ -241,7 +251,11 @@ _CHAT_REFUSED: Neutral = {
     "echo": _off,
     "add_special_tokens": _off,
     "prompt": _never,
+    "input_ids": _never,
+    "mm_processor_kwargs": _off,
 }
+
+_STREAM_REFUSED: Neutral = {"continuous_usage_stats": _off}
 
 
 def decode(body: bytes, shape: type[T]) -> T:
@@ -259,15 +273,21 @@ def decode(body: bytes, shape: type[T]) -> T:
     if not isinstance(data, dict):
         raise invalid("the body must be a JSON object")
     refuse(data, _CHAT_REFUSED if shape is Chat else _REFUSED)
-    return convert(data, shape)
+    options = data.get("stream_options")
+    if isinstance(options, dict):
+        refuse(options, _STREAM_REFUSED, "stream_options.")
+    asked = convert(data, shape)
+    if isinstance(asked, Generation) and asked.stream_options is not None and not asked.stream:
+        raise invalid("stream_options needs stream: true", "stream_options")
+    return asked
 
 
-def refuse(data: Mapping[str, Any], refused: Neutral = _REFUSED) -> None:
+def refuse(data: Mapping[str, Any], refused: Neutral = _REFUSED, within: str = "") -> None:
     """Refuse what is known, would change the answer, and is not supported; :raises ApiError: naming it."""
     for name in data.keys() & refused.keys():
         value = data[name]
         if value is not None and not refused[name](value):
-            raise unsupported(name)
+            raise unsupported(within + name)
 
 
 def convert(data: Mapping[str, Any], shape: type[T]) -> T:

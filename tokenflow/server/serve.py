@@ -94,7 +94,7 @@ def http_server(service: Service, connections: Connections) -> uvicorn.Server:
             lifespan="off",
             ws="none",
             loop="none",
-            http=partial(Protocol, connections),  # type: ignore[arg-type]
+            http=partial(Protocol, connections, service.metrics.failed),  # type: ignore[arg-type]
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
