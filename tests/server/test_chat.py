@@ -83,6 +83,8 @@ async def test_logprobs_say_which_model_wrote_each_token(pair: Served) -> None:
 
 
 async def test_the_newer_name_of_a_limit_wins(pair: Served) -> None:
+    reply = await pair.post("/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": 0})
+    assert (reply.status, reply.error["param"]) == (400, "max_completion_tokens")
     answer = await pair.chat("a", max_tokens=9, max_completion_tokens=4, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 4
     unlimited = await pair.chat("a", ignore_eos=True)

@@ -100,6 +100,11 @@ async def test_log_probabilities_are_triples_of_number_id_and_text(pair: Served)
             "sampling_params.max_new_tokens",
             "at least 1",
         ),
+        (
+            {"text": "a", "sampling_params": {"temperature": -1}},
+            "sampling_params.temperature",
+            "sampling_params.temperature must be",
+        ),
         ({"text": "a", "sampling_params": {"regex": "a+"}}, "regex", "regex is not supported"),
         ({"text": "a", "sampling_params": {"n": 0}}, "sampling_params.n", "a request can have 1 to"),
         ({"text": "a", "lora_path": "x"}, "lora_path", "lora_path is not supported"),

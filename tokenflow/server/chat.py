@@ -166,9 +166,11 @@ async def chat(request: Request) -> Answer:
     if asked.top_logprobs and not asked.logprobs:
         raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
     settings = {**asked.sampling(), "logprobs": asked.logprobs, "top_logprobs": asked.top_logprobs}
+    names = _NAMES
     if asked.max_completion_tokens is not None:
         settings["max_tokens"] = asked.max_completion_tokens
-    with renamed(_NAMES), service.reserve(n) as reservation:
+        names = {**_NAMES, "max_tokens": "max_completion_tokens"}
+    with renamed(names), service.reserve(n) as reservation:
         prompt = await service.router.encode(
             asked.messages, template=chat_variables(asked), most=service.longest
         )

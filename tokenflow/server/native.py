@@ -17,13 +17,14 @@ from tokenflow.server.generation import Wish, answer, check_count, paced, prepar
 from tokenflow.server.logprobs import Speller, number
 from tokenflow.server.reading import read
 from tokenflow.server.records import record_of, service_of
-from tokenflow.server.requests import Generate, Generation, convert, refuse
+from tokenflow.server.requests import SAMPLING, Generate, Generation, convert, refuse
 from tokenflow.server.service import LONG, Service
 from tokenflow.server.transport import Json, unless_gone
 from tokenflow.server.transport import event as sse
 from tokenflow.types import Completion, StreamEvent, Token
 
 _NAMES = {
+    **{name: f"sampling_params.{name}" for name in SAMPLING},
     "prompt": "text",
     "max_tokens": "sampling_params.max_new_tokens",
     "min_tokens": "sampling_params.min_new_tokens",

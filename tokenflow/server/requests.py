@@ -86,7 +86,7 @@ class Generation(Struct, frozen=True, kw_only=True):
 
     def sampling(self) -> dict[str, Any]:
         """The settings that a router knows by the same names."""
-        return {name: getattr(self, name) for name in _SAMPLING}
+        return {name: getattr(self, name) for name in SAMPLING}
 
     @property
     def wants_usage(self) -> bool:
@@ -154,10 +154,11 @@ class Detokenize(Struct, frozen=True, kw_only=True):
     tokens: list[int]
 
 
-_SAMPLING = (
+SAMPLING = (
     "max_tokens temperature top_p top_k min_p seed stop stop_token_ids presence_penalty frequency_penalty "
     "repetition_penalty logit_bias min_tokens ignore_eos skip_special_tokens"
 ).split()
+"""Settings that a router knows by the same names."""
 
 
 def chat_variables(request: Chat | Tokenize) -> dict[str, Any]:
