@@ -49,7 +49,7 @@ def test_a_crowd_is_told_of_once_until_it_is_gone(caplog: pytest.LogCaptureFixtu
 
 async def test_clients_that_take_every_connection_leave_workers_what_they_need_to_be_replaced() -> None:
     """Beyond, connections are closed; those that are open go on, and nothing is busy for nothing."""
-    async with running(by=["bash", "-c", 'ulimit -n 64; exec "$@"', "bash"]) as server:
+    async with running(by=["bash", "-c", 'ulimit -n 80; exec "$@"', "bash"]) as server:
         client = await client_of(server)
         router = psutil.Process(server.process.pid)
         async with AsyncExitStack() as stack:
@@ -59,7 +59,7 @@ async def test_clients_that_take_every_connection_leave_workers_what_they_need_t
             for one in crowd:
                 one.ask("GET", "/health")
             taken = sum(await asyncio.gather(*(answered(one) for one in crowd)))
-            assert taken == 64 - 48 - 1
+            assert taken == 80 - 48 - 1
             workers = set(router.children(recursive=True)) - set(router.children())
             assert len(workers) == 2
             for worker in workers:
