@@ -246,7 +246,7 @@ class EndpointConfig:
     :param top_logprobs: most probable tokens that are asked for at each position; 0 for an endpoint that
         reports none.
     :param span: tokens asked for in one call; those after a hand-off are thrown away.
-    :param concurrency: calls that are open at once.
+    :param concurrency: most calls that are open at once; a step of more requests asks for each token anew.
     :param timeout_s: longest wait for an answer, and for each next piece of it.
     :param retries: further attempts after an error that may pass, with growing pauses.
     """
@@ -257,7 +257,7 @@ class EndpointConfig:
     top_logprobs: int = 20
     span: int = 8
     concurrency: int = 16
-    timeout_s: float = 60.0
+    timeout_s: float = 50.0
     retries: int = 3
 
 

@@ -42,7 +42,7 @@ Open = Callable[..., OpenAIEngine]
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenflow.engines.openai.engine._PAUSE_S", 0.0)
+    monkeypatch.setattr("tokenflow.engines.openai.engine.PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -177,6 +177,28 @@ def test_no_more_calls_are_open_than_allowed(connect: Open) -> None:
         slots = [engine.open([5, n]).slot for n in range(12)]
         engine.step([Extend(slot, [5, n]) for n, slot in enumerate(slots)])
         assert endpoint.busiest <= 2
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 3, 5])
+def test_calls_that_stay_open_between_steps_count(connect: Open, concurrency: int) -> None:
+    prompts = {n: [5, n] for n in range(4)}
+    expected = {n: greedy(prompt, 6, peaked) for n, prompt in prompts.items()}
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint, concurrency=concurrency, span=8)
+        slots = {n: engine.open(prompt).slot for n, prompt in prompts.items()}
+        written: dict[int, list[int]] = {n: [] for n in prompts}
+        feeds = dict(prompts)
+        while feeds:
+            # Rows come and go, as if some of them were at another model for a while.
+            step = [n for n in feeds if len(feeds) < 3 or (n + len(written[0])) % 4 or n == 0]
+            output = engine.step([Extend(slots[n], feeds[n]) for n in step])
+            assert sum(slot.call is not None for slot in engine._slots.values()) <= concurrency
+            for n, row in zip(step, output.logits, strict=True):
+                written[n].append(int(row[:VOCAB].argmax()))
+                feeds[n] = written[n][-1:]
+                if len(written[n]) == 6:
+                    del feeds[n]
+        assert written == expected
 
 
 def test_connections_are_kept(connect: Open) -> None:

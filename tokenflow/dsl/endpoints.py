@@ -7,6 +7,7 @@ from typing import Any, cast
 from tokenflow.dsl.meaning import Meaning, mapping
 from tokenflow.dsl.source import Document
 from tokenflow.dsl.tree import walk
+from tokenflow.endpoints import can_try_again
 from tokenflow.types import EndpointConfig, ModelConfig
 
 _LISTED = {"entropy": None, "entropy_nats": None, "confidence": 1, "logprob": 1, "margin": 2}
@@ -51,7 +52,7 @@ def check_endpoints(document: Document, models: dict[str, Any], meaning: Meaning
 def _check_times(document: Document, name: str, config: dict[str, Any], endpoint: dict[str, Any]) -> None:
     step = config.get("step_timeout", ModelConfig().step_timeout)
     call = endpoint.get("timeout_s", EndpointConfig(base_url="").timeout_s)
-    if isinstance(step, int | float) and isinstance(call, int | float) and call > step / 2:
+    if isinstance(step, int | float) and isinstance(call, int | float) and not can_try_again(call, step):
         path, key = ("models", name, "endpoint", "timeout_s"), "timeout_s" in endpoint
         message = f"a call of {call:g} s leaves a step of {step:g} s (step_timeout) no time to try again"
         document.report(path if key else ("models", name, "step_timeout"), message)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenflow.endpoints import LONGEST_SHARE, PAUSE_S
 from tokenflow.engines.base import EngineInfo, Extend, Feed, Opened, Scores, StepOutput
 from tokenflow.engines.checks import check_feeds
 from tokenflow.engines.openai.answers import Position, Unreadable, Vocabulary
@@ -28,9 +29,6 @@ from tokenflow.engines.openai.client import Call, CallFailed
 from tokenflow.engines.openai.remote import Remote
 from tokenflow.errors import EngineError, ModelLoadError
 from tokenflow.types import ModelConfig
-
-_PAUSE_S = 0.25
-_SHARE_OF_STEP = 0.9
 
 
 @dataclass(slots=True)
@@ -45,6 +43,10 @@ class _Slot:
     def forget(self) -> None:
         """The span says nothing about what follows any more."""
         self.ahead = None
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Read no further; what is not known yet has to be asked for again."""
         if self.call is not None:
             self.call.close()
             self.call = None
@@ -73,7 +75,7 @@ class OpenAIEngine:
         if config.endpoint is None:
             raise ModelLoadError("engine 'openai' needs endpoint.base_url")
         self._endpoint = config.endpoint
-        self._longest_s = _SHARE_OF_STEP * config.step_timeout
+        self._longest_s = LONGEST_SHARE * config.step_timeout
         path = Path(config.path)
         facts = _read(path / "config.json")
         facts |= facts.get("text_config") or {}
@@ -134,8 +136,8 @@ class OpenAIEngine:
         known: list[int] = []
         failed: dict[int, str] = {}
         give_up_at = time.monotonic() + self._longest_s
-        slots = [self._slots[extends[index].slot] for index in wanted]
-        answers = self._pool.map(partial(self._next, give_up_at), slots)
+        slots = {extends[index].slot: self._slots[extends[index].slot] for index in wanted}
+        answers = self._pool.map(partial(self._next, give_up_at, self._crowded(slots)), slots.values())
         for index, answer in zip(wanted, answers, strict=True):
             if isinstance(answer, Position):
                 rows.append(self._row(answer))
@@ -175,11 +177,25 @@ class OpenAIEngine:
             raise EngineError(f"slot {slot} is not open")
         return found
 
-    def _next(self, give_up_at: float, slot: _Slot) -> Position | str:
+    def _crowded(self, asking: Collection[int]) -> bool:
+        """Whether a step asks for more slots than calls may be open; if not, others' calls make room for it.
+
+        Where it is crowded, no call outlasts its token, so that the next slot can have its turn.
+        """
+        crowded = len(asking) > self._endpoint.concurrency
+        room = 0 if crowded else self._endpoint.concurrency - len(asking)
+        parked = [slot for number, slot in self._slots.items() if slot.call and number not in asking]
+        for slot in [*parked[room:], *(self._slots[number] for number in asking if crowded)]:
+            slot.hang_up()
+        return crowded
+
+    def _next(self, give_up_at: float, crowded: bool, slot: _Slot) -> Position | str:
         """What follows a slot's tokens, or why that cannot be had.
 
         A row that does not come in time fails alone: a step that takes too long would cost all of them, and
         the worker.
+
+        :param crowded: others wait for its call to end.
         """
         timeout_s = self._endpoint.timeout_s
         for attempt in range(self._endpoint.retries + 1):
@@ -191,13 +207,15 @@ class OpenAIEngine:
             try:
                 if slot.ahead is None:
                     slot.ahead = self._read_on(slot)
+                    if crowded:
+                        slot.hang_up()
                 return slot.ahead
             except Unreadable as error:
                 slot.forget()
                 return f"the answer of {self._remote.url} cannot be read: {error}"
             except CallFailed as error:
                 slot.forget()
-                pause_s = max(_PAUSE_S * 2**attempt, error.pause_s)
+                pause_s = max(PAUSE_S * 2**attempt, error.pause_s)
                 late = time.monotonic() + pause_s + timeout_s > give_up_at
                 if not error.may_pass or late or attempt == self._endpoint.retries:
                     return str(error)
