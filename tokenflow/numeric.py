@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import sys
+from fractions import Fraction
 from typing import Any, TypeGuard
 
 _LARGEST = sys.float_info.max
@@ -21,7 +22,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 def plain(value: Any) -> Any:
     """A number of another library (a scalar of numpy, say) as one of Python's own; all else as it is."""
-    if isinstance(value, int | float) or not isinstance(value, numbers.Real):
+    if isinstance(value, int | float | Fraction) or not isinstance(value, numbers.Real):
         return value
     try:
         return int(value) if isinstance(value, numbers.Integral) else float(value)
