@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
+
 from tests.server.client import Client, Exchange
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +66,14 @@ async def running(
 async def client_of(server: Process) -> Client:
     """A client of a server, as soon as that is ready."""
     return Client(int((await server.until("ready in")).rsplit(":", 1)[1]))
+
+
+def workers_of(server: Process) -> set[psutil.Process]:
+    """A server's two workers: what its nursery has forked."""
+    router = psutil.Process(server.process.pid)
+    workers = set(router.children(recursive=True)) - set(router.children())
+    assert len(workers) == 2
+    return workers
 
 
 async def body_of(exchange: Exchange) -> bytes:

@@ -10,11 +10,10 @@ import socket
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.server.client import Exchange
-from tests.server.process import SHORT, body_of, client_of, running
+from tests.server.process import SHORT, body_of, client_of, running, workers_of
 from tokenflow.limits import raise_file_limit
 from tokenflow.server.files import Connections
 from tokenflow.server.listening import listening
@@ -51,7 +50,6 @@ async def test_clients_that_take_every_connection_leave_workers_what_they_need_t
     """Beyond, connections are closed; those that are open go on, and nothing is busy for nothing."""
     async with running(by=["bash", "-c", 'ulimit -n 80; exec "$@"', "bash"]) as server:
         client = await client_of(server)
-        router = psutil.Process(server.process.pid)
         async with AsyncExitStack() as stack:
             stream = await stack.enter_async_context(client.open("POST", "/v1/completions", SHORT))
             assert await stream.head() == 200
@@ -60,9 +58,7 @@ async def test_clients_that_take_every_connection_leave_workers_what_they_need_t
                 one.ask("GET", "/health")
             taken = sum(await asyncio.gather(*(answered(one) for one in crowd)))
             assert taken == 80 - 48 - 1
-            workers = set(router.children(recursive=True)) - set(router.children())
-            assert len(workers) == 2
-            for worker in workers:
+            for worker in workers_of(server):
                 worker.kill()
             body = await body_of(stream)
         assert body.count(b'"finish_reason":"length"') == 1

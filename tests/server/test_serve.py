@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from tests.server.client import Client, Exchange
-from tests.server.process import LONG, ROOT, SHORT, body_of, client_of, running
+from tests.server.process import LONG, ROOT, SHORT, body_of, client_of, running, workers_of
 
 pytestmark = pytest.mark.anyio
 
@@ -157,11 +158,14 @@ async def test_with_nohup_a_server_outlives_its_terminal() -> None:
         assert code == 0, said
 
 
-async def test_workers_that_are_killed_under_load_are_replaced_and_no_client_notices() -> None:
-    async with running() as server:
+@pytest.mark.parametrize("strike", [psutil.Process.kill, psutil.Process.suspend], ids=["killed", "hung"])
+async def test_workers_that_are_lost_under_load_are_replaced_and_no_client_notices(
+    strike: Callable[[psutil.Process], None],
+) -> None:
+    timeouts = [f"--set=models.{model}.step_timeout=1" for model in ("slm", "llm")]
+    async with running(*timeouts) as server:
         client = await client_of(server)
         (whole,) = (await client.complete(**{**SHORT, "stream": False}))["choices"]
-        router = psutil.Process(server.process.pid)
         async with AsyncExitStack() as stack:
             streams = [
                 await stack.enter_async_context(client.open("POST", "/v1/completions", SHORT))
@@ -169,11 +173,9 @@ async def test_workers_that_are_killed_under_load_are_replaced_and_no_client_not
             ]
             for stream in streams:
                 assert await stream.head() == 200
-            # Workers are the children of the nursery.
-            workers = set(router.children(recursive=True)) - set(router.children())
-            assert len(workers) == 2
-            for worker in workers:
-                worker.kill()
+            for worker in workers_of(server):
+                strike(worker)
+            assert (await client.get("/health")).status == 200
             bodies = await asyncio.gather(*(body_of(stream) for stream in streams))
         assert [text_of(body) for body in bodies] == [whole["text"]] * 4
         assert await client.metric("worker_restarts_total") == 2
@@ -183,37 +185,12 @@ async def test_workers_that_are_killed_under_load_are_replaced_and_no_client_not
         assert code == 0, said
 
 
-async def test_workers_that_hang_under_load_are_replaced_and_no_client_notices() -> None:
-    timeouts = [f"--set=models.{model}.step_timeout=1" for model in ("slm", "llm")]
-    async with running(*timeouts) as server:
-        client = await client_of(server)
-        (whole,) = (await client.complete(**{**SHORT, "stream": False}))["choices"]
-        router = psutil.Process(server.process.pid)
-        async with AsyncExitStack() as stack:
-            streams = [
-                await stack.enter_async_context(client.open("POST", "/v1/completions", SHORT))
-                for _ in range(4)
-            ]
-            for stream in streams:
-                assert await stream.head() == 200
-            for worker in set(router.children(recursive=True)) - set(router.children()):
-                worker.suspend()
-            assert (await client.get("/health")).status == 200
-            texts = [text_of(await body_of(stream)) for stream in streams]
-        assert texts == [whole["text"]] * 4
-        assert await client.metric("worker_restarts_total") == 2
-        server.process.send_signal(signal.SIGTERM)
-        code, said = await server.end()
-        assert code == 0, said
-
-
 async def test_a_model_that_is_given_up_is_named_to_all_who_want_it() -> None:
     async with running(*(f"--set=models.{model}.restarts=0" for model in ("slm", "llm"))) as server:
         client = await client_of(server)
-        router = psutil.Process(server.process.pid)
         async with client.open("POST", "/v1/completions", {**LONG, "n": 4}) as stream:
             assert await stream.head() == 200
-            for worker in set(router.children(recursive=True)) - set(router.children()):
+            for worker in workers_of(server):
                 worker.kill()
             *_, error, done = (await body_of(stream)).decode().strip().split("\n\n")
         assert done == "data: [DONE]"
