@@ -338,6 +338,20 @@ def test_the_exit_code_is_that_of_the_work_where_the_log_is_lost(
     assert done.stdout == ("90*7=630, 3*7=21, 630+21=651. Answer: 651\n" if code == 0 else "")
 
 
+def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    check = f"{sys.executable} -m tokenflow.cli check {Path(RECIPE).resolve()}"
+    done = subprocess.run(
+        ["bash", "-c", f"cd {tmp_path} && rmdir {tmp_path} && {check}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    assert done.returncode == 1
+    assert done.stderr == "tokenflow: the working directory is gone: change to one that is there\n"
+
+
 def test_an_answer_for_which_stdout_is_closed_is_an_error() -> None:
     shell = f"{sys.executable} -m tokenflow.cli check {RECIPE} >&-"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenflow.errors import RecipeError
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         _open_standard_files()
+        _require_working_directory()
         args = _parse(argv)
         code = int(args.command(args))
         sys.stdout.flush()
@@ -62,6 +64,13 @@ def _open_standard_files() -> None:
     if (stderr := sys.__stderr__) is not None and sys.stderr is stderr:
         log = io.BufferedWriter(_Log(stderr.fileno(), "w", closefd=False))
         sys.stderr = io.TextIOWrapper(log, stderr.encoding, stderr.errors, line_buffering=True)
+
+
+def _require_working_directory() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise OSError("the working directory is gone: change to one that is there") from None
 
 
 class _Log(io.FileIO):

@@ -71,6 +71,16 @@ async def test_a_nursery_that_cannot_start_says_why(tmp_path: Path, monkeypatch:
             pass
 
 
+async def test_a_nursery_without_what_workers_import_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path.cwd()}")
+    with pytest.raises(WorkerDied, match=r"exit code 1; its last words:(.|\n)*this torch is broken"):
+        async with asyncio.timeout(30), Router(chaos_pair(tmp_path)):
+            pass
+
+
 def find_nursery() -> psutil.Process:
     """The nursery among this process's children."""
     children = psutil.Process().children()
