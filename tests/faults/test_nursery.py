@@ -27,7 +27,9 @@ def one_nursery() -> None:
     """Each of these routers has its own, to lose."""
 
 
-async def test_a_nursery_that_is_killed_takes_no_request_with_it(tmp_path: Path) -> None:
+async def test_a_nursery_that_is_killed_takes_no_request_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     log = Log()
     async with Router(chaos_pair(tmp_path, slm=[{"slow_s": 0.01}]), observer=log) as router:
         running = asyncio.ensure_future(answers(router))
@@ -36,6 +38,8 @@ async def test_a_nursery_that_is_killed_takes_no_request_with_it(tmp_path: Path)
         os.kill(before.pid, signal.SIGKILL)
         assert await running == EXPECTED
         assert find_nursery().pid != before.pid
+    told = [record.message for record in caplog.records if record.name == "tokenflow.nursery"]
+    assert told == [f"the nursery (pid {before.pid}), and all workers with it, ended with signal 9 (SIGKILL)"]
 
 
 async def test_a_nursery_that_is_stopped_goes_on_once_a_worker_has_died(tmp_path: Path) -> None:

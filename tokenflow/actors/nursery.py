@@ -7,6 +7,7 @@ workers that came from it go with it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -32,6 +33,8 @@ _BIRTH_S = 10.0
 _BURIAL_S = 1.0
 _WAKE_S = 0.1
 _STOP_GRACE_S = 1.0
+
+log = logging.getLogger("tokenflow.nursery")
 
 
 class Nursery:
@@ -79,6 +82,7 @@ class _Process:
         self._words = words
         self._births: deque[asyncio.Future[Child]] = deque()
         self._workers: dict[int, Child] = {}
+        self._stopping = False
         asyncio.get_running_loop().add_reader(sock.fileno(), self._read)
 
     @classmethod
@@ -99,7 +103,7 @@ class _Process:
                 words.close()
                 raise
         process = cls(ours, child, words)
-        child.when_ended(process._lost)
+        child.when_ended(process._ended)
         return process
 
     async def fork(self, channel: int, stderr: int, threads: int) -> Child:
@@ -134,6 +138,7 @@ class _Process:
             again.cancel()
 
     async def stop(self) -> None:
+        self._stopping = True
         self._close()
         with self.awake(), anyio.move_on_after(_STOP_GRACE_S):
             await self.child.wait()
@@ -211,6 +216,12 @@ class _Process:
         if self._workers.get(child.pid) is child:
             del self._workers[child.pid]
             child.ended(None)
+
+    def _ended(self) -> None:
+        if self._workers and not self._stopping:
+            cause = self._words.ending(self.child.code)
+            log.error("the nursery (pid %d), and all workers with it, ended with %s", self.child.pid, cause)
+        self._lost()
 
     def _lost(self) -> None:
         """The nursery is gone: whatever becomes of its workers would not be seen, so they go as well."""
