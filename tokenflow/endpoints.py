@@ -8,6 +8,11 @@ LONGEST_SHARE = 0.9
 """Of a step's time limit: what its calls may take in all."""
 
 
+def has_time(elapsed_s: float, timeout_s: float, step_timeout: float) -> bool:
+    """Whether a step, so many seconds after its begin, has time for a call that takes as long as it may."""
+    return elapsed_s + timeout_s <= LONGEST_SHARE * step_timeout
+
+
 def can_try_again(timeout_s: float, step_timeout: float) -> bool:
     """Whether a step has time for a second call after one that took as long as it may, in seconds."""
-    return 2 * timeout_s + PAUSE_S <= LONGEST_SHARE * step_timeout
+    return has_time(timeout_s + PAUSE_S, timeout_s, step_timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -201,6 +202,47 @@ def test_calls_that_stay_open_between_steps_count(connect: Open, concurrency: in
         assert written == expected
 
 
+@pytest.mark.parametrize("concurrency", [1, 2, 4])
+def test_the_endpoint_never_has_more_calls_open_than_allowed(concurrency: int) -> None:
+    """It counts itself: calls that time out, break off, fail, and those of rows that leave or go back."""
+    rng = random.Random(concurrency)
+    never = Event()
+    faults = [held(never), hang_up, broken_after(1), broken_after(3), status(503), status(400)]
+    with Endpoint(logits=peaked) as endpoint:
+        config = EndpointConfig(
+            base_url=endpoint.url, concurrency=concurrency, span=8, timeout_s=0.1, retries=1
+        )
+        settings = ModelConfig(path=str(DEMO / "small"), endpoint=config)
+        engine = OpenAIEngine(replace(settings, max_requests=6))
+        endpoint.busiest, failures = 0, 0
+        slots: dict[int, list[int]] = {}
+        for _ in range(60):
+            while len(slots) < 6:
+                prompt = [5, rng.randrange(9, 90)]
+                slots[engine.open(prompt).slot] = prompt
+            if not endpoint.faults:
+                endpoint.faults.extend([lambda _: False] * 3 + rng.choices(faults, k=2))
+            step = rng.sample(sorted(slots), rng.randint(1, 6))
+            output = engine.step([Extend(slot, slots[slot][engine.length(slot) :]) for slot in step])
+            failures += len(output.failed)
+            answered = [slot for row, slot in enumerate(step) if row not in output.failed]
+            for slot, logits in zip(answered, output.logits, strict=True):
+                token = int(logits[:VOCAB].argmax())
+                assert token == int(peaked(slots[slot]).argmax())
+                slots[slot].append(token)
+            for slot in step:
+                if slot not in answered or rng.random() < 0.1:
+                    engine.release(slot)
+                    del slots[slot]
+                elif rng.random() < 0.1:
+                    del slots[slot][2:]
+                    engine.truncate(slot, 1)
+        engine.close()
+        never.set()
+        assert failures
+        assert endpoint.busiest == concurrency
+
+
 def test_connections_are_kept(connect: Open) -> None:
     with Endpoint(logits=peaked) as endpoint:
         engine = connect(endpoint, span=2)
@@ -273,6 +315,23 @@ def test_an_answer_that_does_not_come_fails_in_time(connect: Open) -> None:
         output = engine.step([Extend(slot, PROMPT)])
         never.set()
         assert "did not answer within 0.2 s" in output.failed[0]
+
+
+def test_a_call_that_did_not_come_is_made_again_in_the_default_proportions(connect: Open) -> None:
+    timeout_s = 1.5
+    defaults = ModelConfig(), EndpointConfig(base_url="")
+    with Endpoint(logits=peaked) as endpoint:
+        config = EndpointConfig(base_url=endpoint.url, timeout_s=timeout_s)
+        settings = ModelConfig(path=str(DEMO / "small"), endpoint=config)
+        share = defaults[0].step_timeout / defaults[1].timeout_s
+        engine = OpenAIEngine(replace(settings, step_timeout=share * timeout_s))
+        endpoint.requests.clear()
+        never = Event()
+        endpoint.faults.append(held(never))
+        assert write(engine, PROMPT, 3) == greedy(PROMPT, 3, peaked)
+        never.set()
+        assert len(endpoint.requests) == 2
+        engine.close()
 
 
 def test_no_call_is_begun_that_could_take_longer_than_the_step(connect: Open) -> None:
