@@ -484,11 +484,49 @@ def test_what_does_not_fit_is_told_when_the_model_loads(connect: Open) -> None:
         connect(endpoint)
     with Endpoint(logits=peaked, card={"id": "x"}) as endpoint:
         assert connect(endpoint).info.context_length == 1024
-    for url in ("ftp://x", "http://127.0.0.1:http/v1", "http://[::1/v1", "http:///v1"):
+    for url in ("ftp://x", "http://127.0.0.1:http/v1", "http://[::1/v1", "http:///v1", "http://x/v\u00e9"):
         with pytest.raises(ModelLoadError, match="must be like http"):
             OpenAIEngine(ModelConfig(path=str(DEMO / "small"), endpoint=EndpointConfig(base_url=url)))
     with pytest.raises(ModelLoadError, match=r"needs endpoint\.base_url"):
         OpenAIEngine(ModelConfig(path=str(DEMO / "small")))
+
+
+@pytest.mark.parametrize("speaks", ["ids", "sglang", "silent", "llama"])
+def test_a_model_that_has_other_texts_for_its_tokens_is_refused(connect: Open, speaks: str) -> None:
+    with Endpoint(speaks, peaked) as endpoint:
+        own = endpoint.text_of
+        endpoint.text_of = lambda token: own(20 + (token - 19) % 60)  # type: ignore[method-assign]
+        first, second = greedy([0], 2, peaked)
+        texts = [own(first) + own(second), endpoint.text_of(first) + endpoint.text_of(second)]
+        with pytest.raises(ModelLoadError, match="is it the same model") as refused:
+            connect(endpoint, top_logprobs=0 if speaks == "silent" else 20)
+        message = str(refused.value)
+        assert f"it writes {texts[1]!r} for the token ids [{first}, {second}], and the model in" in message
+        assert f"in the recipe {texts[0]!r}: is it" in message
+
+
+@pytest.mark.parametrize("shown", ["", " ", "  {0} {1} ", "{0}", "\ufffd", "{0}\ufffd"])
+def test_a_text_that_shows_less_or_has_other_spaces_is_that_of_the_same_model(
+    connect: Open, shown: str
+) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        texts = [endpoint.text_of(token) for token in greedy([0], 2, peaked)]
+        pieces = iter([shown.format(*texts), ""])
+        own = endpoint.piece
+        endpoint.piece = lambda *given: {**own(*given), "text": next(pieces)}  # type: ignore[method-assign]
+        connect(endpoint)
+
+
+def test_a_special_token_that_is_not_shown_is_no_other_model(connect: Open) -> None:
+    def begins_with_an_end(ids: Sequence[int]) -> torch.Tensor:
+        logits = peaked(ids)
+        logits[EOS] = 40.0 if len(ids) == 1 else -20.0
+        return logits
+
+    with Endpoint(logits=begins_with_an_end) as endpoint:
+        own = endpoint.text_of
+        endpoint.text_of = lambda token: "" if token == EOS else own(token)  # type: ignore[method-assign]
+        connect(endpoint)
 
 
 def test_a_list_of_models_that_makes_no_sense_names_none(connect: Open) -> None:
