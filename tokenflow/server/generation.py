@@ -205,11 +205,15 @@ async def _each(
 
 
 async def paced(items: Sequence[T]) -> AsyncIterator[T]:
-    """The items, with a turn for others now and then."""
-    for index, item in enumerate(items, 1):
-        yield item
+    """The items, with a turn for others before them and now and then.
+
+    The first turn is of those who came at the same time: whom there is no room for is told so before
+    anybody's work begins.
+    """
+    for index, item in enumerate(items):
         if index % _AT_ONCE == 0:
             await asyncio.sleep(0)
+        yield item
 
 
 def check_count(count: int, param: str) -> None:
