@@ -99,7 +99,7 @@ def _run_in_lock_step() -> None:
     def step(worker: WorkerProcess, step: Step) -> asyncio.Future[StepDone]:
         return asyncio.ensure_future(in_turn(worker, step))
 
-    WorkerProcess.step = step  # type: ignore[method-assign]
+    WorkerProcess.step = step  # type: ignore[method-assign, assignment]
 
 
 def _close_what_leaves() -> None:
@@ -111,7 +111,7 @@ def _close_what_leaves() -> None:
         if sequence.holder != actor.model.code:
             actor.forget(sequence)
 
-    ModelActor._hand_over = and_forget  # type: ignore[method-assign]
+    ModelActor._hand_over = and_forget  # type: ignore[method-assign, assignment]
 
 
 def assumed(steps: Sequence[bound.Step], requests: Sequence[work.Request]) -> dict[str, Any]:

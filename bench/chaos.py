@@ -17,7 +17,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from bench.scenarios.setup import Broken
 
 RESULTS = Path(__file__).parent / "results" / "chaos.json"
 
-Scenario = Callable[[argparse.Namespace], Awaitable[dict[str, Any]]]
+Scenario = Callable[[argparse.Namespace], Coroutine[Any, Any, dict[str, Any]]]
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
     for scenario in (
@@ -66,6 +66,7 @@ class Row:
 def run(name: str, options: argparse.Namespace) -> Row:
     started = time.monotonic()
     loop = None if name == "cancels" else uvloop.new_event_loop
+    facts: dict[str, Any]
     try:
         with asyncio.Runner(loop_factory=loop) as runner:
             facts, ok = runner.run(SCENARIOS[name](options)), True

@@ -67,7 +67,7 @@ def watched() -> Iterator[Clock]:
             clock.read[self.hello.model, message.id] = time.monotonic()
         receive(self, message)
 
-    WorkerProcess.step, WorkerProcess.received = step, received  # type: ignore[method-assign]
+    WorkerProcess.step, WorkerProcess.received = step, received  # type: ignore[method-assign, assignment]
     try:
         yield clock
     finally:

@@ -80,6 +80,7 @@ async def answer_lines() -> None:
 
     Concurrencies and counts of prompts come on stdin, tokens and seconds go to stdout.
     """
+    tokens = 0
 
     async def work(router: Router, todo: Iterator[str]) -> None:
         nonlocal tokens

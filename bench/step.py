@@ -185,7 +185,7 @@ class Vllm:
         environment = dict(os.environ)
         if not pages:
             environment.pop("GLIBC_TUNABLES", None)
-        command = [python, Path(__file__).parent / "vllm_step.py", folder, mode]
+        command = [str(python), str(Path(__file__).parent / "vllm_step.py"), str(folder), mode]
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.compare import traces
 from bench.compare.work import Request
@@ -56,7 +57,7 @@ class StepTimes:
         return max(0.0, float(fit @ (1, computed, context)))
 
 
-def _fit(steps: Sequence[Step], whole: bool) -> np.ndarray:
+def _fit(steps: Sequence[Step], whole: bool) -> NDArray[np.float64]:
     features = np.array([(1, step.computed, step.context) for step in steps], dtype=float)
     seconds = np.array([step.step_s if whole else step.forward_s for step in steps])
     fit, *_ = np.linalg.lstsq(features, seconds, rcond=None)

@@ -214,7 +214,10 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def span(values: Sequence[float]) -> str:
-    """Least, most, and geometric mean."""
+    """Least, most, and geometric mean of those that are known; nothing if none is."""
+    values = [value for value in values if not math.isnan(value)]
+    if not values:
+        return ""
     return f"{min(values):.2f} to {max(values):.2f}, mean {statistics.geometric_mean(values):.2f}"
 
 

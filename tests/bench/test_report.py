@@ -11,7 +11,7 @@ import pytest
 from bench.compare import report, work
 from bench.compare.__main__ import planned
 from bench.compare.results import Results
-from bench.compare.servers import SYSTEMS
+from bench.compare.servers import ON_SGLANG, SYSTEMS
 
 LOW = work.Cell("r2r", work.SMALL_PAIR, work.LOW, 4)
 HIGH = work.Cell("r2r", work.SMALL_PAIR, work.HIGH, 4)
@@ -59,6 +59,13 @@ def test_a_row_shows_medians_and_their_spread(results: Results) -> None:
     assert "**4.00** | **2.50** | 500 ± 15 % | 4.00 | 2.50 | 50.0 % | 80.0 % |" in line
     assert "| r2r | 99.0 % |" in made["effort"]
     assert "4.00 to 4.00, mean 4.00" in made["summary"]
+
+
+def test_without_a_peer_there_is_no_gain_to_sum_up(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.json")
+    results.add(LOW.name, SYSTEMS[0].name, 0, run(900.0))
+    results.add(LOW.name, ON_SGLANG.name, 0, run(300.0))
+    assert report.blocks(results)["summary"].splitlines()[2:] == ["| low (100 in, 256 out) |  |  |  |  |"]
 
 
 def test_a_page_is_filled_between_its_marks_and_again(results: Results, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def _run_out_of_all_memory() -> None:
 
 def _send_garbage() -> None:
     """The next answer is no message."""
-    loop.encode = lambda message: b"\xff\xff\xff\xff"
+    loop.encode = lambda message: b"\xff\xff\xff\xff"  # type: ignore[attr-defined]
 
 
 def _send_stray() -> None:
@@ -195,7 +195,7 @@ def _send_stray() -> None:
         rows = [msgspec.structs.replace(row, handle=row.handle + 1000) for row in done.rows]
         return encode(msgspec.structs.replace(done, rows=rows))
 
-    loop.encode = lie
+    loop.encode = lie  # type: ignore[attr-defined, assignment]
 
 
 FAULTS = {

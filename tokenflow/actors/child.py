@@ -79,18 +79,22 @@ async def spawn(channel: int, stderr: int, threads: int, command: Sequence[str] 
     """Start ``command`` with two more arguments: the channel's descriptor, and this process's id."""
     # A process that is half started could not be ended.
     with anyio.CancelScope(shield=True):
-        transport, protocol = await asyncio.get_running_loop().subprocess_exec(
-            _Exit,
-            *command,
-            str(channel),
-            str(os.getpid()),
-            pass_fds=(channel,),
-            stdin=DEVNULL,
-            stdout=DEVNULL,
-            stderr=stderr,
-            start_new_session=True,
-            env=worker_environment(threads),
-        )
+        try:
+            transport, protocol = await asyncio.get_running_loop().subprocess_exec(
+                _Exit,
+                *command,
+                str(channel),
+                str(os.getpid()),
+                pass_fds=(channel,),
+                stdin=DEVNULL,
+                stdout=DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+                env=worker_environment(threads),
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            # Not every event loop's error names the program.
+            raise OSError(error.errno, error.strerror, error.filename or command[0]) from None
     return protocol.child(transport)
 
 
