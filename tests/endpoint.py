@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -91,6 +92,7 @@ class Endpoint:
     :param endless: write on, whatever ``max_tokens`` says.
     :ivar requests: bodies of all completion requests.
     :ivar faults: what happens to the next ones, first come first served.
+    :ivar busiest: most completion requests that were open at once: neither answered nor hung up on.
     """
 
     def __init__(
@@ -114,7 +116,8 @@ class Endpoint:
         self.faults: deque[Fault] = deque()
         self.cut: int | None = None
         self.endless = endless
-        self.busy = self.busiest = 0
+        self.open: set[socket.socket] = set()
+        self.busiest = 0
         self.lock = Lock()
 
     def __enter__(self) -> Endpoint:
@@ -180,6 +183,16 @@ class Endpoint:
         return choice
 
 
+def still_there(connection: socket.socket) -> bool:
+    """Whether the other side of a connection has not closed it."""
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
 class Server(ThreadingHTTPServer):
     """One thread per connection."""
 
@@ -214,15 +227,15 @@ class Handler(BaseHTTPRequestHandler):
             return
         with endpoint.lock:
             endpoint.requests.append(body)
-            endpoint.busy += 1
-            endpoint.busiest = max(endpoint.busiest, endpoint.busy)
+            endpoint.open.add(self.connection)
+            endpoint.busiest = max(endpoint.busiest, sum(map(still_there, endpoint.open)))
             fault = endpoint.faults.popleft() if endpoint.faults else None
         try:
             if fault is None or not fault(self):
                 self.complete(body)
         finally:
             with endpoint.lock:
-                endpoint.busy -= 1
+                endpoint.open.discard(self.connection)
 
     def known(self) -> bool:
         """Whether the client has the key; one that has not is told so."""

@@ -88,6 +88,35 @@ def test_an_endpoint_has_a_url_and_the_name_of_a_variable() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        (
+            "http://127.0.0.1:99999/v1",
+            "must be like http://127.0.0.1:8000/v1, got 'http://127.0.0.1:99999/v1'",
+        ),
+        ("http://x/v 1", "must be like http://127.0.0.1:8000/v1, got 'http://x/v 1'"),
+        (
+            "https://me:s3cret@x/v1",
+            "holds a name or a password; a key comes from the environment, by api_key_env",
+        ),
+        ("http://x/v1?version=2", "must end with its path, as in http://127.0.0.1:8000/v1, got "),
+    ],
+)
+def test_a_url_has_nothing_that_would_be_left_out(url: str, why: str) -> None:
+    found = problems(recipe(endpoint={"base_url": url}))
+    assert len(found) == 1
+    assert found[0].startswith(f"models.llm.endpoint.base_url: it {why}")
+    assert "s3cret" not in found[0]
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:8000/v1/", "https://x", "http://x:8000/some/path/v1"])
+def test_a_url_may_have_any_host_and_path(url: str) -> None:
+    endpoint = load_recipe(recipe(endpoint={"base_url": url})).model("llm").config.endpoint
+    assert endpoint is not None
+    assert endpoint.base_url == url
+
+
 def test_a_model_behind_an_endpoint_checks_no_tokens() -> None:
     source = recipe(verify=True) | {"rollback": 4}
     assert problems(source) == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -186,7 +187,8 @@ def test_an_engine_that_is_not_installed_is_asked_for_before_anything_is_claimed
         claim(sglang)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.5.23")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
-    monkeypatch.setenv(SGLANG_CORES, "0|1")
+    core = min(os.sched_getaffinity(0))
+    monkeypatch.setenv(SGLANG_CORES, f"{core}|{core}")
     assert claim(sglang) == claim(config)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ModelLoadError, match="rank 1 needs CUDA device 1, and this machine has 1 of them"):

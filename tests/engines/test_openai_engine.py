@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -201,6 +202,47 @@ def test_calls_that_stay_open_between_steps_count(connect: Open, concurrency: in
         assert written == expected
 
 
+@pytest.mark.parametrize("concurrency", [1, 2, 4])
+def test_the_endpoint_never_has_more_calls_open_than_allowed(concurrency: int) -> None:
+    """It counts itself: calls that time out, break off, fail, and those of rows that leave or go back."""
+    rng = random.Random(concurrency)
+    never = Event()
+    faults = [held(never), hang_up, broken_after(1), broken_after(3), status(503), status(400)]
+    with Endpoint(logits=peaked) as endpoint:
+        config = EndpointConfig(
+            base_url=endpoint.url, concurrency=concurrency, span=8, timeout_s=0.1, retries=1
+        )
+        settings = ModelConfig(path=str(DEMO / "small"), endpoint=config)
+        engine = OpenAIEngine(replace(settings, max_requests=6))
+        endpoint.busiest, failures = 0, 0
+        slots: dict[int, list[int]] = {}
+        for _ in range(60):
+            while len(slots) < 6:
+                prompt = [5, rng.randrange(9, 90)]
+                slots[engine.open(prompt).slot] = prompt
+            if not endpoint.faults:
+                endpoint.faults.extend([lambda _: False] * 3 + rng.choices(faults, k=2))
+            step = rng.sample(sorted(slots), rng.randint(1, 6))
+            output = engine.step([Extend(slot, slots[slot][engine.length(slot) :]) for slot in step])
+            failures += len(output.failed)
+            answered = [slot for row, slot in enumerate(step) if row not in output.failed]
+            for slot, logits in zip(answered, output.logits, strict=True):
+                token = int(logits[:VOCAB].argmax())
+                assert token == int(peaked(slots[slot]).argmax())
+                slots[slot].append(token)
+            for slot in step:
+                if slot not in answered or rng.random() < 0.1:
+                    engine.release(slot)
+                    del slots[slot]
+                elif rng.random() < 0.1:
+                    del slots[slot][2:]
+                    engine.truncate(slot, 1)
+        engine.close()
+        never.set()
+        assert failures
+        assert endpoint.busiest == concurrency
+
+
 def test_connections_are_kept(connect: Open) -> None:
     with Endpoint(logits=peaked) as endpoint:
         engine = connect(endpoint, span=2)
@@ -273,6 +315,23 @@ def test_an_answer_that_does_not_come_fails_in_time(connect: Open) -> None:
         output = engine.step([Extend(slot, PROMPT)])
         never.set()
         assert "did not answer within 0.2 s" in output.failed[0]
+
+
+def test_a_call_that_did_not_come_is_made_again_in_the_default_proportions(connect: Open) -> None:
+    timeout_s = 1.5
+    defaults = ModelConfig(), EndpointConfig(base_url="")
+    with Endpoint(logits=peaked) as endpoint:
+        config = EndpointConfig(base_url=endpoint.url, timeout_s=timeout_s)
+        settings = ModelConfig(path=str(DEMO / "small"), endpoint=config)
+        share = defaults[0].step_timeout / defaults[1].timeout_s
+        engine = OpenAIEngine(replace(settings, step_timeout=share * timeout_s))
+        endpoint.requests.clear()
+        never = Event()
+        endpoint.faults.append(held(never))
+        assert write(engine, PROMPT, 3) == greedy(PROMPT, 3, peaked)
+        never.set()
+        assert len(endpoint.requests) == 2
+        engine.close()
 
 
 def test_no_call_is_begun_that_could_take_longer_than_the_step(connect: Open) -> None:
@@ -425,11 +484,49 @@ def test_what_does_not_fit_is_told_when_the_model_loads(connect: Open) -> None:
         connect(endpoint)
     with Endpoint(logits=peaked, card={"id": "x"}) as endpoint:
         assert connect(endpoint).info.context_length == 1024
-    for url in ("ftp://x", "http://127.0.0.1:http/v1", "http://[::1/v1", "http:///v1"):
+    for url in ("ftp://x", "http://127.0.0.1:http/v1", "http://[::1/v1", "http:///v1", "http://x/v\u00e9"):
         with pytest.raises(ModelLoadError, match="must be like http"):
             OpenAIEngine(ModelConfig(path=str(DEMO / "small"), endpoint=EndpointConfig(base_url=url)))
     with pytest.raises(ModelLoadError, match=r"needs endpoint\.base_url"):
         OpenAIEngine(ModelConfig(path=str(DEMO / "small")))
+
+
+@pytest.mark.parametrize("speaks", ["ids", "sglang", "silent", "llama"])
+def test_a_model_that_has_other_texts_for_its_tokens_is_refused(connect: Open, speaks: str) -> None:
+    with Endpoint(speaks, peaked) as endpoint:
+        own = endpoint.text_of
+        endpoint.text_of = lambda token: own(20 + (token - 19) % 60)  # type: ignore[method-assign]
+        first, second = greedy([0], 2, peaked)
+        texts = [own(first) + own(second), endpoint.text_of(first) + endpoint.text_of(second)]
+        with pytest.raises(ModelLoadError, match="is it the same model") as refused:
+            connect(endpoint, top_logprobs=0 if speaks == "silent" else 20)
+        message = str(refused.value)
+        assert f"it writes {texts[1]!r} for the token ids [{first}, {second}], and the model in" in message
+        assert f"in the recipe {texts[0]!r}: is it" in message
+
+
+@pytest.mark.parametrize("shown", ["", " ", "  {0} {1} ", "{0}", "\ufffd", "{0}\ufffd"])
+def test_a_text_that_shows_less_or_has_other_spaces_is_that_of_the_same_model(
+    connect: Open, shown: str
+) -> None:
+    with Endpoint(logits=peaked) as endpoint:
+        texts = [endpoint.text_of(token) for token in greedy([0], 2, peaked)]
+        pieces = iter([shown.format(*texts), ""])
+        own = endpoint.piece
+        endpoint.piece = lambda *given: {**own(*given), "text": next(pieces)}  # type: ignore[method-assign]
+        connect(endpoint)
+
+
+def test_a_special_token_that_is_not_shown_is_no_other_model(connect: Open) -> None:
+    def begins_with_an_end(ids: Sequence[int]) -> torch.Tensor:
+        logits = peaked(ids)
+        logits[EOS] = 40.0 if len(ids) == 1 else -20.0
+        return logits
+
+    with Endpoint(logits=begins_with_an_end) as endpoint:
+        own = endpoint.text_of
+        endpoint.text_of = lambda token: "" if token == EOS else own(token)  # type: ignore[method-assign]
+        connect(endpoint)
 
 
 def test_a_list_of_models_that_makes_no_sense_names_none(connect: Open) -> None:

@@ -36,6 +36,28 @@ def test_what_does_not_fit_is_refused_in_one_line(model: Path, changes: dict[str
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("rope", "known"),
+    [
+        (None, 256),
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}, 512),
+    ],
+    ids=str,
+)
+def test_a_context_is_at_most_what_the_model_knows(
+    model: Path, rope: dict[str, Any] | None, known: int
+) -> None:
+    edit_config(model, max_position_embeddings=256, rope_parameters=rope)
+    settings = {"kv_cache": 256, "max_requests": 2}
+    with pytest.raises(ModelLoadError) as refused:
+        make_engine(model, context_length=known + 1, **settings)
+    assert str(refused.value) == (
+        f"{model / 'config.json'}: context_length {known + 1} is more than the model's {known} positions; "
+        "lower it, or raise max_position_embeddings if the model knows more"
+    )
+    assert make_engine(model, context_length=known, **settings).info.context_length == known
+
+
 def test_loading_draws_no_progress_bars(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
     make_engine(model, kv_cache=256, max_requests=2)

@@ -6,12 +6,13 @@ import dataclasses
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from tokenflow.dsl.expr import MAX_TEXT
 from tokenflow.dsl.ir import HeadDtype, HeadKind, OnFailure, Policy, Send
 from tokenflow.dsl.wording import show
+from tokenflow.endpoints import parse_url
 from tokenflow.types import MAX_PARAM, MAX_TOP_LOGPROBS, EndpointConfig, ModelConfig
 
 EngineName = Literal["torch", "sglang", "openai", "sim"]
@@ -46,6 +47,15 @@ def _as_table(value: object) -> object:
         if not _is_number(latency) or not 0 < latency <= _LONGEST_STEP_MS:
             raise PydanticCustomError("told", "a step takes more than 0 ms and at most an hour")
     return tuple(sorted((int(batch), float(latency)) for batch, latency in table.items()))
+
+
+def _as_url(value: str) -> str:
+    """A URL that nothing is left out of when it is used."""
+    try:
+        parse_url(value)
+    except ValueError as error:
+        raise PydanticCustomError("url", "it {why}", {"why": str(error)}) from None
+    return value
 
 
 def _as_share(value: object) -> object:
@@ -97,7 +107,7 @@ class Shape(BaseModel):
 class Endpoint(Shape):
     """Where a model runs that is reached over HTTP."""
 
-    base_url: Annotated[str, Field(pattern=r"^https?://[^/]+")]
+    base_url: Annotated[str, Field(pattern=r"^https?://[^/]+"), AfterValidator(_as_url)]
     model_id: str = _REMOTE["model_id"]
     api_key_env: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")] = _REMOTE["api_key_env"]
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = _REMOTE["top_logprobs"]

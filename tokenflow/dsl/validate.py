@@ -185,6 +185,7 @@ _MESSAGES: dict[str, Callable[[Path, ErrorDetails], str]] = {
     "finite_number": _expected("a finite number"),
     "greater_than": _bound("greater than", "gt"),
     "told": lambda path, error: f"{error['msg']}; got {show(error['input'])}",
+    "url": lambda path, error: str(error["msg"]),
     "greater_than_equal": _bound("at least", "ge"),
     "less_than_equal": _bound("at most", "le"),
     "too_short": lambda path, error: "at least one model is needed",

@@ -8,7 +8,7 @@ only, which mean a token where exactly one of the vocabulary has that text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,16 +57,39 @@ class Vocabulary:
         """The one token with this text; None if there is none or several."""
         return self._ids.get(text)
 
+    def check_text(self, tokens: Sequence[int], text: str) -> None:
+        """Refuse a text that these tokens do not have; :raises Unreadable: if it is another.
+
+        Spaces do not count, which tokenizers may leave out, nor parts of characters, nor what is not shown.
+        """
+        there = "".join(text.split())
+        shown = ["".join(self._text_of(tokens, skip).split()) for skip in (False, True)]
+        if not any(_agree(here, there) for here in shown):
+            raise Unreadable(
+                f"it writes {text!r:.{_SHOWN}} for the token ids {list(tokens)}, and the model in the recipe "
+                f"{shown[0]!r:.{_SHOWN}}: is it the same model?"
+            )
+
+    def _text_of(self, tokens: Sequence[int], skip_special: bool = False) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
+
     @cached_property
-    def _ids(self) -> Mapping[str, int | None]:
+    def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_file(str(self._file))
+        return Tokenizer.from_file(str(self._file))
+
+    @cached_property
+    def _ids(self) -> Mapping[str, int | None]:
         ids: dict[str, int | None] = {}
-        for token in sorted(tokenizer.get_vocab(with_added_tokens=True).values()):
-            text = tokenizer.decode([token], skip_special_tokens=False)
+        for token in sorted(self._tokenizer.get_vocab(with_added_tokens=True).values()):
+            text = self._text_of([token])
             ids[text] = None if text in ids else token
         return ids
+
+
+def _agree(here: str, there: str) -> bool:
+    return "\ufffd" in here + there or here.startswith(there) or there.startswith(here)
 
 
 def choices_of(event: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
 
+from tokenflow.endpoints import parse_url
 from tokenflow.errors import ModelLoadError
 from tokenflow.types import EndpointConfig
 
@@ -43,16 +43,11 @@ class Client:
 
     def __init__(self, endpoint: EndpointConfig, key: str | None) -> None:
         try:
-            url = urlsplit(endpoint.base_url)
-            host, port = url.hostname, url.port
-        except ValueError:
-            host = None
-        if host is None or url.scheme not in ("http", "https"):
-            raise ModelLoadError(
-                f"endpoint.base_url must be like http://127.0.0.1:8000/v1, got {endpoint.base_url!r}"
-            )
+            url = parse_url(endpoint.base_url)
+        except ValueError as error:
+            raise ModelLoadError(f"endpoint.base_url {error}") from None
         self.url = endpoint.base_url.rstrip("/")
-        self._host, self._port = host, port
+        self._host, self._port = url.hostname or "", url.port
         self._connect = HTTPSConnection if url.scheme == "https" else HTTPConnection
         self._path = url.path.rstrip("/")
         self.timeout_s = endpoint.timeout_s

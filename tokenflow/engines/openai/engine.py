@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenflow.endpoints import LONGEST_SHARE, PAUSE_S
+from tokenflow.endpoints import PAUSE_S, has_time
 from tokenflow.engines.base import EngineInfo, Extend, Feed, Opened, Scores, StepOutput
 from tokenflow.engines.checks import check_feeds
 from tokenflow.engines.openai.answers import Position, Unreadable, Vocabulary
@@ -75,7 +75,7 @@ class OpenAIEngine:
         if config.endpoint is None:
             raise ModelLoadError("engine 'openai' needs endpoint.base_url")
         self._endpoint = config.endpoint
-        self._longest_s = LONGEST_SHARE * config.step_timeout
+        self._step_timeout = config.step_timeout
         path = Path(config.path)
         facts = _read(path / "config.json")
         facts |= facts.get("text_config") or {}
@@ -135,9 +135,9 @@ class OpenAIEngine:
         rows: list[Tensor] = []
         known: list[int] = []
         failed: dict[int, str] = {}
-        give_up_at = time.monotonic() + self._longest_s
+        began = time.monotonic()
         slots = {extends[index].slot: self._slots[extends[index].slot] for index in wanted}
-        answers = self._pool.map(partial(self._next, give_up_at, self._crowded(slots)), slots.values())
+        answers = self._pool.map(partial(self._next, began, self._crowded(slots)), slots.values())
         for index, answer in zip(wanted, answers, strict=True):
             if isinstance(answer, Position):
                 rows.append(self._row(answer))
@@ -189,21 +189,21 @@ class OpenAIEngine:
             slot.hang_up()
         return crowded
 
-    def _next(self, give_up_at: float, crowded: bool, slot: _Slot) -> Position | str:
+    def _next(self, began: float, crowded: bool, slot: _Slot) -> Position | str:
         """What follows a slot's tokens, or why that cannot be had.
 
         A row that does not come in time fails alone: a step that takes too long would cost all of them, and
         the worker.
 
+        :param began: when the step did.
         :param crowded: others wait for its call to end.
         """
-        timeout_s = self._endpoint.timeout_s
+        if slot.ahead is None and not self._has_time(began):
+            return (
+                f"{self._remote.url} was too slow with other requests for this one to be asked: raise "
+                "endpoint.concurrency or step_timeout, or lower max_requests"
+            )
         for attempt in range(self._endpoint.retries + 1):
-            if slot.ahead is None and time.monotonic() + timeout_s > give_up_at:
-                return (
-                    f"{self._remote.url} was too slow with other requests for this one to be asked: raise "
-                    "endpoint.concurrency or step_timeout, or lower max_requests"
-                )
             try:
                 if slot.ahead is None:
                     slot.ahead = self._read_on(slot)
@@ -216,11 +216,16 @@ class OpenAIEngine:
             except CallFailed as error:
                 slot.forget()
                 pause_s = max(PAUSE_S * 2**attempt, error.pause_s)
-                late = time.monotonic() + pause_s + timeout_s > give_up_at
+                late = not self._has_time(began, pause_s)
                 if not error.may_pass or late or attempt == self._endpoint.retries:
                     return str(error)
                 time.sleep(pause_s)
         raise AssertionError("unreachable")
+
+    def _has_time(self, began: float, pause_s: float = 0.0) -> bool:
+        """Whether another call may be begun after a pause, in a step that began then."""
+        elapsed_s = time.monotonic() - began + pause_s
+        return has_time(elapsed_s, self._endpoint.timeout_s, self._step_timeout)
 
     def _read_on(self, slot: _Slot) -> Position:
         """The next position of a slot's span, or the first of a new one where it has come to its end."""

@@ -136,18 +136,20 @@ class Remote:
     def _try(self, prompt: list[int]) -> list[Position]:
         with closing(self.ask(prompt, _PROBE_TOKENS)) as call:
             found: list[Position] = []
-            ended = False
+            ended, text = False, ""
             for event in call:
                 if len(found) > _PROBE_TOKENS:
                     break  # it does not stop where it is told to, and may never
                 for choice in choices_of(event):
                     found += read_choice(choice, self._vocabulary)
                     ended |= choice.get("finish_reason") is not None
+                    text += str(choice.get("text") or "")
                     if "content" in (choice.get("logprobs") or {}):
                         # llama-server, which takes ignore_eos to mean that the model must not end at all.
                         self._extensions.pop("ignore_eos", None)
             if not found and not ended:
                 raise Unreadable("it has no tokens")
+            self._vocabulary.check_text([position.token for position in found], text)
             return found
 
 

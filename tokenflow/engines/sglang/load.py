@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import wraps
 from pathlib import Path
@@ -59,6 +60,8 @@ def load_runner(
         if rank == 0 and load_format == "safetensors":
             require_architecture(Path(config.path))
             check_fit(Path(config.path))
+        if rank == 0 and config.context_length is not None:
+            require_positions(Path(config.path), config.context_length)
         return _load(config, rank, store, meeting, device, index, cuda_graphs, load_format)
     except TokenflowError:
         raise
@@ -178,6 +181,21 @@ def require_architecture(path: Path) -> None:
             )
 
 
+def require_positions(path: Path, context_length: int) -> None:
+    """Refuse requests that are longer than what the model knows, in our words.
+
+    :raises ModelLoadError: if they are.
+    """
+    from sglang.srt.utils.hf_transformers_utils import get_config, get_context_length, get_hf_text_config
+
+    known = get_context_length(get_hf_text_config(get_config(str(path), trust_remote_code=False)))
+    if context_length > known:
+        raise ModelLoadError(
+            f"{path / 'config.json'}: context_length {context_length} is more than the model's {known} "
+            "positions; lower it, or raise max_position_embeddings if the model knows more"
+        )
+
+
 def hide_progress() -> None:
     """Draw no progress bars: a worker's standard error is a log, and SGLang's loaders always want them."""
     from tqdm import tqdm
@@ -205,8 +223,7 @@ def place_of(name: str, rank: int) -> tuple[str, int]:
     """
     count = torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and not count):
-        if rank:
-            _require_cores(rank)
+        _require_cores(rank)
         return "cpu", rank
     index = int(name.partition(":")[2] or 0) + rank
     if index >= count:
@@ -218,7 +235,10 @@ def place_of(name: str, rank: int) -> tuple[str, int]:
 
 
 def _require_cores(rank: int) -> None:
-    """Ranks on a CPU have cores of their own: a NUMA node each, or what the environment says."""
+    """Ranks on a CPU have cores of their own: a NUMA node each, or what the environment says.
+
+    :raises ModelLoadError: if a rank up to ``rank`` has none, or some that are not there.
+    """
     groups = sglang_cores()
     if groups is None:
         nodes = max(len(list(_NODES.glob("node[0-9]*"))), 1)
@@ -230,12 +250,26 @@ def _require_cores(rank: int) -> None:
             f"tensor_parallel: rank {rank} has no cores: {why}; set {SGLANG_CORES} to the cores of "
             f"every rank, as in {'|'.join(map(str, range(rank + 1)))}, or lower tensor_parallel"
         )
-    for group in groups or ():
-        if not _CORES.fullmatch(group):
+    usable = os.sched_getaffinity(0)
+    for group in groups[: rank + 1] if groups else ():
+        missing = next((core for core in _cores(group) if core not in usable), None)
+        if missing is not None:
             raise ModelLoadError(
-                f"{SGLANG_CORES} has {group!r} for the cores of a rank; it must be like 0-3 or 0,2, with | "
-                "between the ranks"
+                f"{SGLANG_CORES} has {group!r} for the cores of a rank, and there is no core {missing} for "
+                f"this process; it may use {','.join(map(str, sorted(usable)))}"
             )
+
+
+def _cores(group: str) -> Iterator[int]:
+    """The cores of a rank, as the environment has them; :raises ModelLoadError: if it has something else."""
+    if not _CORES.fullmatch(group):
+        raise ModelLoadError(
+            f"{SGLANG_CORES} has {group!r} for the cores of a rank; it must be like 0-3 or 0,2, with | "
+            "between the ranks"
+        )
+    for part in group.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
 
 
 def _refuse_other_memory(runner: Any, config: ModelConfig) -> None:

@@ -115,6 +115,9 @@ CALLS: dict[str, tuple[str, ...]] = {
         "log_level",
     ),
     "sglang.srt.speculative.spec_info:SpeculativeAlgorithm.NONE": (),
+    "sglang.srt.utils.hf_transformers_utils:get_config": ("model", "trust_remote_code"),
+    "sglang.srt.utils.hf_transformers_utils:get_context_length": ("config",),
+    "sglang.srt.utils.hf_transformers_utils:get_hf_text_config": ("config",),
 }
 """Everything that is called, as ``module:name``, with the arguments that it is given."""
 
