@@ -164,6 +164,30 @@ async def test_logprobs_hold_each_token_with_its_own_number_among_the_best(pair:
         assert choice["text"][offset:].startswith("" if token.id in special else name)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_offsets_are_those_of_text_that_was_held_back_for_a_stop_string(
+    pair: Served, stream: bool
+) -> None:
+    """A token that shows that no stop string comes brings the text of those before it, and begins behind."""
+    plain = await pair.service.router.generate(PROMPT, max_tokens=12, ignore_eos=True)
+    held = "".join(token.text for token in plain.tokens[2:6])
+    settings = {
+        "max_tokens": 12,
+        "ignore_eos": True,
+        "logprobs": 0,
+        "stop": f"{held[:-1]}\0",
+        "stream": stream,
+    }
+    answer = await pair.complete(PROMPT, **settings)
+    choices = [event["choices"][0] for event in answer] if stream else answer["choices"]
+    text = "".join(choice["text"] for choice in choices)
+    assert text == plain.text
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    assert offsets[5] == sum(len(token.text) for token in plain.tokens[:5])
+    for token, offset in list(zip(plain.tokens, offsets, strict=True))[5:]:
+        assert text[offset:].startswith(token.text)
+
+
 async def test_the_end_of_a_response_has_an_entry_and_no_text(pair: Served) -> None:
     """A stop token is among the tokens: whoever adds up log-probabilities needs it."""
     plain = await pair.service.router.generate(PROMPT, max_tokens=9)
