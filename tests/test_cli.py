@@ -324,6 +324,34 @@ def test_closed_standard_files_do_no_harm(closed: str) -> None:
     assert done.stdout == "90*7=630, 3*7=21, 630+21=651. Answer: 651\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [("run {0} --chat '93*7=?'", 0), ("run {0}", 2), ("run {0} x --set models.slm.path=nowhere", 1)],
+)
+@pytest.mark.parametrize("lost", ["/dev/full", ">(true)"])
+def test_the_exit_code_is_that_of_the_work_where_the_log_is_lost(
+    arguments: str, code: int, lost: str
+) -> None:
+    shell = f"{sys.executable} -m tokenflow.cli {arguments.format(RECIPE)} 2> {lost}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    assert done.stdout == ("90*7=630, 3*7=21, 630+21=651. Answer: 651\n" if code == 0 else "")
+
+
+def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    check = f"{sys.executable} -m tokenflow.cli check {Path(RECIPE).resolve()}"
+    done = subprocess.run(
+        ["bash", "-c", f"cd {tmp_path} && rmdir {tmp_path} && {check}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    assert done.returncode == 1
+    assert done.stderr == "tokenflow: the working directory is gone: change to one that is there\n"
+
+
 def test_an_answer_for_which_stdout_is_closed_is_an_error() -> None:
     shell = f"{sys.executable} -m tokenflow.cli check {RECIPE} >&-"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)

@@ -11,9 +11,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tokenflow.errors import RecipeError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPT = 0, 1, 2, 130
 
@@ -25,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         _open_standard_files()
+        _require_working_directory()
         args = _parse(argv)
         code = int(args.command(args))
         sys.stdout.flush()
@@ -56,6 +61,27 @@ def _open_standard_files() -> None:
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), fd)
             setattr(sys, name, _Closed() if fd == 1 else os.fdopen(fd, mode, closefd=False))
+    if (stderr := sys.__stderr__) is not None and sys.stderr is stderr:
+        log = io.BufferedWriter(_Log(stderr.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(log, stderr.encoding, stderr.errors, line_buffering=True)
+
+
+def _require_working_directory() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise OSError("the working directory is gone: change to one that is there") from None
+
+
+class _Log(io.FileIO):
+    """Standard error: what cannot be written is lost, and the work goes on."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        return memoryview(data).nbytes if written is None else written
 
 
 class _Closed(io.TextIOBase):

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -119,8 +120,17 @@ async def test_a_nursery_that_is_lost_takes_its_workers_along_and_is_replaced(
         await other.start(tasks)
         assert nursery.pid != first
         await other.stop(5)
-        monkeypatch.setattr("tokenflow.actors.nursery._BIRTH_S", 0.2)
-        os.kill(nursery.pid, signal.SIGSTOP)
+        await nursery.stop()
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_nursery_that_does_not_fork_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenflow.actors.nursery._BIRTH_S", 0.2)
+    _teach(monkeypatch, "_fork", "time.sleep(600)")
+    nursery = Nursery()
+    async with anyio.create_task_group() as tasks:
         said = r"^the nursery \(pid \d+\) ended with signal 9 \(SIGKILL\) after 0.2 s in which no worker"
         with pytest.raises(WorkerDied, match=said):
             await WorkerProcess(hello(tmp_path), nursery.launch).start(tasks)
@@ -128,24 +138,24 @@ async def test_a_nursery_that_is_lost_takes_its_workers_along_and_is_replaced(
         tasks.cancel_scope.cancel()
 
 
-async def test_a_nursery_that_is_stopped_while_it_warms_up_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_nursery_that_does_not_get_warm_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenflow.actors.nursery._WARM_S", 0.1)
-    monkeypatch.setattr("tokenflow.actors.nursery.COMMAND", ("/bin/sh", "-c", "kill -STOP $$"))
+    _teach(monkeypatch, "warm_up", "time.sleep(600)")
     nursery = Nursery()
     with pytest.raises(WorkerDied, match=r"signal 9 \(SIGKILL\) after 0.1 s in which it was not ready$"):
         await nursery.warm_up()
     await nursery.stop()
 
 
-async def test_the_end_of_a_worker_is_seen_though_the_nursery_is_stopped(tmp_path: Path) -> None:
+async def test_the_end_of_a_worker_is_seen_though_the_nursery_does_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _teach(monkeypatch, "_bury", "None")
     nursery = Nursery()
     async with anyio.create_task_group() as tasks:
         workers = [WorkerProcess(hello(tmp_path), nursery.launch) for _ in range(2)]
         for worker in workers:
             await worker.start(tasks)
-        os.kill(nursery.pid, signal.SIGSTOP)
         with anyio.fail_after(4):
             os.kill(workers[0].pid, signal.SIGKILL)
             await workers[0].died.wait()
@@ -155,7 +165,7 @@ async def test_the_end_of_a_worker_is_seen_though_the_nursery_is_stopped(tmp_pat
         tasks.cancel_scope.cancel()
 
 
-async def test_a_nursery_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+async def test_a_nursery_that_was_stopped_goes_on(tmp_path: Path) -> None:
     nursery = Nursery()
     async with anyio.create_task_group() as tasks:
         worker = WorkerProcess(hello(tmp_path), nursery.launch)
@@ -164,7 +174,7 @@ async def test_a_nursery_that_was_stopped_for_a_while_goes_on(tmp_path: Path) ->
         os.kill(pid, signal.SIGSTOP)
         os.kill(worker.pid, signal.SIGKILL)
         await worker.died.wait()
-        os.kill(pid, signal.SIGCONT)
+        assert "ended with signal 9 (SIGKILL)" in str(worker.error)
         other = WorkerProcess(hello(tmp_path), nursery.launch)
         await other.start(tasks)
         assert nursery.pid == pid
@@ -200,6 +210,21 @@ def test_a_nursery_goes_with_its_router(warm: bool) -> None:
     started = time.monotonic()
     process.wait(GONE_S)
     assert time.monotonic() - started < GONE_S
+
+
+def _teach(monkeypatch: pytest.MonkeyPatch, method: str, does: str) -> None:
+    """Nurseries that start from now on do something else, as if they hung."""
+    script = (
+        "import sys, time\n"
+        "from tokenflow.worker import nursery\n"
+        f"nursery.Nursery.{method} = lambda self: {does}\n"
+        "nursery.prepare()\n"
+        "fd, pid = map(int, sys.argv[1:])\n"
+        "it = nursery.Nursery(nursery.socket.socket(fileno=fd), nursery.Parent(pid))\n"
+        "it.warm_up()\n"
+        "it.serve()\n"
+    )
+    monkeypatch.setattr("tokenflow.actors.nursery.COMMAND", (sys.executable, "-c", script))
 
 
 def _open_files() -> int:

@@ -15,6 +15,7 @@ that come after the last are healthy.  A life may hold
 ``poison``       a token id: a step that feeds it ends the process
 ``nan_token``    a token id: logits of requests that have it are NaN
 ``hang_loading`` true: loading never ends   ``die_scoring`` true: it dies of the first prompt to score
+``hang_scoring`` true: that never ends
 
 Steps count from 1 in each life.  ``books`` in the same directory is written after every change: how many
 slots are open, and how many tokens they hold; ``blocks`` is how many blocks of memory Python had allocated
@@ -134,6 +135,8 @@ class ChaosEngine:
     def score(self, tokens: Sequence[int], top: int = 0) -> Scores:
         if "die_scoring" in self._life:
             _die()
+        if "hang_scoring" in self._life:
+            _hang()
         return self._engine.score(tokens, top)
 
     def close(self) -> None:

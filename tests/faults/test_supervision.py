@@ -168,40 +168,6 @@ async def test_a_model_that_does_not_load_is_an_error_within_seconds(
                 pass
 
 
-async def test_a_prompt_is_scored_by_the_next_worker_and_by_no_third(tmp_path: Path) -> None:
-    async def score(router: Router) -> list[float | None]:
-        return [token.logprob for token in await router.score(PROMPTS[0], member="slm")]
-
-    (tmp_path / "calm").mkdir()
-    async with Router(chaos_pair(tmp_path / "calm")) as router:
-        calm = await score(router)
-    recipe = chaos_pair(tmp_path, slm=[*[{"die_scoring": True}] * 2, {}, {"die_scoring": True}])
-    async with Router(recipe) as router:
-        assert router._system is not None
-        supervisor = router._system.actors[1].supervisor
-        with pytest.raises(
-            DeadlyRequest, match=r"^two workers of model 'slm' died while they scored this prompt"
-        ):
-            await score(router)
-        assert await score(router) == calm
-        third = await supervisor.ready()
-        os.kill(third.pid, signal.SIGKILL)
-        await third.died.wait()
-        assert await score(router) == calm
-        assert supervisor.restarts == 4
-
-
-async def test_prompts_of_which_workers_die_when_they_are_scored_do_not_take_the_model_down(
-    tmp_path: Path,
-) -> None:
-    recipe = chaos_pair(tmp_path, slm=[{"die_scoring": True}] * 6, restarts=2)
-    async with Router(recipe) as router:
-        for _ in range(3):
-            with pytest.raises(DeadlyRequest):
-                await router.score(PROMPTS[0], member="slm")
-        assert len(await router.score(PROMPTS[0], member="slm")) == len(PROMPTS[0])
-
-
 async def test_a_death_while_nothing_ran_is_held_against_no_request(tmp_path: Path) -> None:
     """With it, the request would have seen four deaths in a row, and be taken for their cause."""
     recipe = chaos_pair(tmp_path, slm=[{}, *[{"die_at": 1}] * 3])

@@ -32,6 +32,11 @@ class Child:
         self._callbacks: list[Callable[[], None]] = []
 
     @property
+    def code(self) -> int | None:
+        """Its exit code, minus a signal's number; None while it runs, and where nobody saw it."""
+        return self._code
+
+    @property
     def running(self) -> bool:
         """Whether its end is not known yet."""
         return self._owner.here and not self._exited.is_set()

@@ -7,11 +7,14 @@ workers that came from it go with it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import anyio
 
@@ -28,7 +31,10 @@ AVAILABLE = sys.platform == "linux"
 _WARM_S = 300.0
 _BIRTH_S = 10.0
 _BURIAL_S = 1.0
+_WAKE_S = 0.1
 _STOP_GRACE_S = 1.0
+
+log = logging.getLogger("tokenflow.nursery")
 
 
 class Nursery:
@@ -54,7 +60,7 @@ class Nursery:
             if self._process is None or self._process.lost:
                 self._process = await _Process.start()
             process = self._process
-        with anyio.move_on_after(_WARM_S):
+        with process.awake(), anyio.move_on_after(_WARM_S):
             await process.warm.wait()
             return process
         raise await process.give_up(f"{_WARM_S:g} s in which it was not ready")
@@ -76,6 +82,7 @@ class _Process:
         self._words = words
         self._births: deque[asyncio.Future[Child]] = deque()
         self._workers: dict[int, Child] = {}
+        self._stopping = False
         asyncio.get_running_loop().add_reader(sock.fileno(), self._read)
 
     @classmethod
@@ -96,7 +103,7 @@ class _Process:
                 words.close()
                 raise
         process = cls(ours, child, words)
-        child.when_ended(process._lost)
+        child.when_ended(process._ended)
         return process
 
     async def fork(self, channel: int, stderr: int, threads: int) -> Child:
@@ -107,15 +114,33 @@ class _Process:
             raise await self._death() from None
         self._births.append(birth)
         try:
-            with anyio.move_on_after(_BIRTH_S):
+            with self.awake(), anyio.move_on_after(_BIRTH_S):
                 return await birth
         except EOFError:
             raise await self._death() from None
         raise await self.give_up(f"{_BIRTH_S:g} s in which no worker came")
 
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """While somebody waits for it: where it was stopped (SIGSTOP), it goes on."""
+        loop = asyncio.get_running_loop()
+        again: asyncio.Handle
+
+        def wake() -> None:
+            nonlocal again
+            self.child.kill(signal.SIGCONT)
+            again = loop.call_later(_WAKE_S, wake)
+
+        again = loop.call_soon(wake)
+        try:
+            yield
+        finally:
+            again.cancel()
+
     async def stop(self) -> None:
+        self._stopping = True
         self._close()
-        with anyio.move_on_after(_STOP_GRACE_S):
+        with self.awake(), anyio.move_on_after(_STOP_GRACE_S):
             await self.child.wait()
         self.child.kill_group(signal.SIGKILL)
         await self.child.wait()
@@ -168,7 +193,7 @@ class _Process:
                     dead.ended(code)
 
     def _watch(self, child: Child) -> None:
-        """See the end of a worker also where the nursery does not: one that is stopped buries nobody."""
+        """See the end of a worker also where the nursery does not: one that hangs buries nobody."""
         loop = asyncio.get_running_loop()
         try:
             pidfd = os.pidfd_open(child.pid)
@@ -177,6 +202,7 @@ class _Process:
 
         def over() -> None:
             loop.remove_reader(pidfd)
+            self.child.kill(signal.SIGCONT)
             loop.call_later(_BURIAL_S, self._unburied, child)
 
         def ended() -> None:
@@ -190,6 +216,12 @@ class _Process:
         if self._workers.get(child.pid) is child:
             del self._workers[child.pid]
             child.ended(None)
+
+    def _ended(self) -> None:
+        if self._workers and not self._stopping:
+            cause = self._words.ending(self.child.code)
+            log.error("the nursery (pid %d), and all workers with it, ended with %s", self.child.pid, cause)
+        self._lost()
 
     def _lost(self) -> None:
         """The nursery is gone: whatever becomes of its workers would not be seen, so they go as well."""

@@ -140,25 +140,34 @@ class WorkerProcess:
         assert self._channel is not None
         self._channel.send(Hold())
 
-    async def score(self, score: Score) -> Scored:
+    async def score(self, score: Score) -> Scored | None:
         """Ask for the log-probabilities of given tokens; the worker answers between two steps.
 
-        :raises WorkerDied: if the worker ends before it has answered.
+        None if the worker ended before it came to that.
+
+        :raises WorkerDied: if the worker ended while it was at it.
         """
         assert self._channel is not None
         if self.error is not None:
-            raise WorkerDied(str(self.error))
-        self._scores[score.id] = asyncio.get_running_loop().create_future()
+            return None
+        before = self._step
+        waiting: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
+        self._scores[score.id] = waiting
         self._channel.send(score)
+        self._expect(self.hello.config.step_timeout)
         try:
-            return await self._scores[score.id]
+            return await waiting
+        except TokenflowError as error:
+            if before is not None and (before.cancelled() or before.exception() is not None):
+                return None
+            raise WorkerDied(str(error)) from None
         finally:
             del self._scores[score.id]
 
     async def stop(self, grace_s: float) -> None:
         """Ask the worker to finish; terminate and then kill it if it does not within ``grace_s`` each."""
         self._stopping = True
-        self._answered()
+        self._rest()
         if self._child is not None and self._channel is not None:
             self._channel.send(Stop())
             for last_resort in (signal.SIGTERM, signal.SIGKILL):
@@ -191,19 +200,18 @@ class WorkerProcess:
         if self._hangs:
             return  # it is being killed, and what it was asked for is asked again elsewhere
         if isinstance(message, StepDone) and self._step is not None and not self._step.done():
-            self._answered()
             self.steps += bool(message.rows or message.failed)
             answered = self._step
             if message.ahead:
                 self._step = answered.get_loop().create_future()
                 self._ahead.append(self._step)
-                self._expect(self.hello.config.step_timeout)
             answered.set_result(message)
-        elif isinstance(message, Claim) and self._claim is not None and not self._claim.done():
             self._answered()
+        elif isinstance(message, Claim) and self._claim is not None and not self._claim.done():
+            self._rest()
             self._claim.set_result(message)
         elif isinstance(message, Ready) and self._ready is not None and not self._ready.done():
-            self._answered()
+            self._rest()
             self._ready.set_result(message)
         elif isinstance(message, Failure):
             self._failure = message
@@ -212,6 +220,7 @@ class WorkerProcess:
             # Whoever asked may have left.
             if (waiting := self._scores.get(message.id)) is not None and not waiting.done():
                 waiting.set_result(message)
+            self._answered()
         else:
             raise ProtocolError(f"unexpected {type(message).__name__} from {self._name}")
 
@@ -230,17 +239,28 @@ class WorkerProcess:
         return f"worker of model {self.hello.model!r} (pid {self.pid})"
 
     def _expect(self, seconds: float) -> None:
-        self._look_after(seconds, seconds)
+        """Something has to come within ``seconds``; not later because more is asked meanwhile."""
+        if self._deadline is None:
+            self._look_after(seconds, seconds)
 
     def _look_after(self, wait: float, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(wait, self._overdue, seconds, loop.time() + wait)
 
     def _answered(self) -> None:
+        """It has done one thing; what else it was asked for takes as long again."""
+        self._rest()
+        if self.busy or not all(score.done() for score in self._scores.values()):
+            self._expect(self.hello.config.step_timeout)
+
+    def _rest(self) -> None:
+        """Nothing has to come."""
         if self._deadline is not None:
             self._deadline.cancel()
+            self._deadline = None
 
     def _overdue(self, seconds: float, due: float) -> None:
+        self._deadline = None
         late = asyncio.get_running_loop().time() - due
         if late > seconds / 2:
             # This process was held up itself, by whatever held up the worker.
@@ -258,7 +278,7 @@ class WorkerProcess:
         """Turn the end of the conversation into one error, told to everybody who waits."""
         assert self._child is not None and self._channel is not None
         await self._over.wait()
-        self._answered()
+        self._rest()
         if self._hangs:
             await self._dump(self._child)
         else:
@@ -268,7 +288,7 @@ class WorkerProcess:
         code = await self._buried()
         self.error = self.error or self._explain(code)
         self._channel.close()
-        self._answered()
+        self._rest()
         if not self._stopping:
             self.died.set()
         self._fail_waiting()

@@ -11,6 +11,8 @@ from tokenflow.actors.model import ModelActor
 from tokenflow.errors import DeadlyRequest, EngineError, NonFiniteLogits, WorkerDied
 from tokenflow.wire.messages import Score, Scored
 
+_DEADLY = 2
+
 
 class Scoring:
     """Asks workers for scores, one at a time each, so that the steps of responses come in between."""
@@ -26,29 +28,29 @@ class Scoring:
         :raises NonFiniteLogits: if it computed NaN.
         :raises DeadlyRequest: if two workers died of the prompt.
         :raises WorkerDied: if the model is given up.
+        :raises RouterClosed: if the router is stopped.
         """
         name = actor.model.name
         async with self._turns[name]:
-            try:
-                scored = await self._ask(actor, tokens, top)
-            except WorkerDied:
-                scored = await self._ask_again(actor, tokens, top)
+            scored = await self._ask(actor, tokens, top)
         if scored.failure:
             raise EngineError(f"model {name!r} could not score the prompt: {scored.failure}")
         if any(map(math.isnan, scored.logprobs)):
             raise NonFiniteLogits(f"model {name!r} gave NaN logits for a prompt; check its weights and dtype")
         return scored
 
-    async def _ask_again(self, actor: ModelActor, tokens: list[int], top: int) -> Scored:
-        """The replacement is asked; a prompt that kills a second worker is not tried again."""
-        try:
-            return await self._ask(actor, tokens, top)
-        except WorkerDied as error:
-            if actor.supervisor.error is not None:
-                raise
-            died = f"two workers of model {actor.model.name!r} died while they scored this prompt"
-            raise DeadlyRequest(f"{died}; the last: {error}") from None
-
     async def _ask(self, actor: ModelActor, tokens: list[int], top: int) -> Scored:
-        worker = await actor.supervisor.ready()
-        return await worker.score(Score(next(self._ids), tokens, top))
+        """A replacement is asked again; a prompt that has killed several is not tried any more."""
+        deaths = 0
+        while True:
+            worker = await actor.supervisor.ready()
+            try:
+                scored = await worker.score(Score(next(self._ids), tokens, top))
+            except WorkerDied as error:
+                deaths += 1
+                if deaths == _DEADLY and actor.supervisor.error is None:
+                    died = f"two workers of model {actor.model.name!r} died while they scored this prompt"
+                    raise DeadlyRequest(f"{died}; the last: {error}") from None
+            else:
+                if scored is not None:
+                    return scored

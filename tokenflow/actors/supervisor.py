@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from tokenflow.actors.child import Launch
 from tokenflow.actors.process import Grants, WorkerProcess
-from tokenflow.errors import ModelLoadError, TokenflowError, WorkerDied
+from tokenflow.errors import ModelLoadError, RouterClosed, TokenflowError, WorkerDied
 from tokenflow.limits import said
 from tokenflow.wire.messages import Hello, Ready, Step
 
@@ -109,6 +109,7 @@ class Supervisor:
         """The present worker, once it is ready.
 
         :raises WorkerDied: if the model is given up.
+        :raises RouterClosed: if it is stopped.
         """
         if self._worker.error is not None and self.error is None:
             # Whoever used it may know of its death before we do.
@@ -148,6 +149,8 @@ class Supervisor:
     async def stop(self, grace_s: float) -> None:
         """Stop the worker, within ``grace_s`` or by force, for good."""
         self._stopping = True
+        self.error = self.error or RouterClosed("the router is stopped")
+        self._settled.set()
         await self._worker.stop(grace_s)
 
     async def _restart(self, worker: WorkerProcess, tasks: TaskGroup, *, on_trial: bool) -> None:

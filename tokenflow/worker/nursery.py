@@ -34,7 +34,7 @@ class Nursery:
 
     def warm_up(self) -> None:
         """Import what workers will, unless the router is gone meanwhile; no thread is left afterwards."""
-        watch = threading.Thread(target=self._watch)
+        watch = threading.Thread(target=self._watch, daemon=True)
         watch.start()
         import tokenflow.engines.torch
         import tokenflow.worker.loop
