@@ -127,6 +127,16 @@ async def test_variables_reach_the_chat_template(pair: Served) -> None:
     assert (await pair.post("/v1/chat/completions", {**body, **ours})).json["prompt_token_ids"] == plain
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_variables_that_the_chat_template_does_not_take_are_blamed(pair: Served, path: str) -> None:
+    body = {"messages": MESSAGES, "chat_template_kwargs": {"bos_token": 1}}
+    reply = await pair.post(path, body)
+    assert (reply.status, reply.error["param"]) == (400, "chat_template_kwargs")
+    assert "does not accept these variables: TypeError" in reply.error["message"]
+    reply = await pair.post(path, {"messages": [{"role": "user", "content": 3}]})
+    assert (reply.status, reply.error["param"]) == (400, "messages")
+
+
 @pytest.mark.parametrize(
     ("body", "code", "param", "message"),
     [

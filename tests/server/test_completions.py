@@ -106,6 +106,39 @@ async def test_a_stream_adds_up_to_the_answer_that_is_not_streamed(
         ).get("models", [])
 
 
+async def test_choices_of_one_seed_differ_and_can_be_had_again(pair: Served) -> None:
+    async def texts(**more: Any) -> list[str]:
+        settings = {"max_tokens": 12, "min_tokens": 12, "temperature": 1.5, **more}
+        answer = await pair.complete(PROMPT, **settings)
+        said = [""] * more["n"]
+        for event in answer if more.get("stream") else [answer]:
+            for choice in event["choices"]:
+                said[choice["index"]] += choice["text"]
+        return said
+
+    three = await texts(n=3, seed=7)
+    assert len(set(three)) == 3
+    assert await texts(n=3, seed=7) == await texts(n=3, seed=7, stream=True) == three
+    assert await texts(n=2, seed=7) == three[:2]
+    settings = {"max_tokens": 12, "min_tokens": 12, "temperature": 1.5}
+    drawn = await pair.complete([PROMPT, PROMPT], n=2, **settings)
+    said = [choice["text"] for choice in drawn["choices"]]
+    first, again, second, _ = drawn["tokenflow"]["seeds"]
+    assert first == again != second
+    assert len(set(said)) == 4
+    assert await texts(n=2, seed=first) == said[:2]
+    assert await texts(n=2, seed=second) == said[2:]
+
+
+async def test_a_number_is_an_integer_if_its_value_is_one(pair: Served) -> None:
+    written = b'{"prompt": [1.0, 4e1, 50, 60], "max_tokens": 5.0, "n": 2.0, "logit_bias": {"40": 1}}'
+    reply = await pair.post("/v1/completions", written)
+    plain = await pair.complete(PROMPT, max_tokens=5, n=2, logit_bias={"40": 1.0})
+    assert [choice["text"] for choice in reply.json["choices"]] == [
+        choice["text"] for choice in plain["choices"]
+    ]
+
+
 async def test_a_stream_has_an_event_for_each_token_and_no_more(pair: Served) -> None:
     events = await pair.complete(PROMPT, max_tokens=20, stream=True)
     whole = await pair.complete(PROMPT, max_tokens=20)
@@ -129,6 +162,30 @@ async def test_logprobs_hold_each_token_with_its_own_number_among_the_best(pair:
     special = pair.service.router.tokenizer.special_ids
     for token, offset, name in zip(direct.tokens, logprobs["text_offset"], logprobs["tokens"], strict=True):
         assert choice["text"][offset:].startswith("" if token.id in special else name)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_offsets_are_those_of_text_that_was_held_back_for_a_stop_string(
+    pair: Served, stream: bool
+) -> None:
+    """A token that shows that no stop string comes brings the text of those before it, and begins behind."""
+    plain = await pair.service.router.generate(PROMPT, max_tokens=12, ignore_eos=True)
+    held = "".join(token.text for token in plain.tokens[2:6])
+    settings = {
+        "max_tokens": 12,
+        "ignore_eos": True,
+        "logprobs": 0,
+        "stop": f"{held[:-1]}\0",
+        "stream": stream,
+    }
+    answer = await pair.complete(PROMPT, **settings)
+    choices = [event["choices"][0] for event in answer] if stream else answer["choices"]
+    text = "".join(choice["text"] for choice in choices)
+    assert text == plain.text
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    assert offsets[5] == sum(len(token.text) for token in plain.tokens[:5])
+    for token, offset in list(zip(plain.tokens, offsets, strict=True))[5:]:
+        assert text[offset:].startswith(token.text)
 
 
 async def test_the_end_of_a_response_has_an_entry_and_no_text(pair: Served) -> None:
@@ -185,6 +242,28 @@ async def test_an_echo_begins_with_the_prompt_and_its_scores(pair: Served) -> No
     assert choice["logprobs"] == expected
     assert choice["logprobs"]["token_logprobs"][0] is None
     assert len(choice["logprobs"]["tokens"]) == answer["usage"]["prompt_tokens"] + 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "starts"),
+    [("図a🙂🙂 b", [0, 0, 1, 2, 3, 4, 5]), ("<bos>ab", [0, 5, 6]), ("a<eos>e", [0, 0, 1, 6])],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_offsets_of_an_echo_are_places_in_the_text_that_the_client_sent(
+    pair: Served, prompt: str, starts: list[int], stream: bool
+) -> None:
+    """Also of characters that the tokenizer lacks, and of special tokens, which have no text of their own."""
+    settings = {"max_tokens": 3, "min_tokens": 3, "logprobs": 0, "echo": True, "stream": stream}
+    answer = await pair.complete(prompt, **settings)
+    choices = [event["choices"][0] for event in answer] if stream else answer["choices"]
+    text = "".join(choice["text"] for choice in choices)
+    assert text.startswith(prompt)
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    names = [name for choice in choices for name in choice["logprobs"]["tokens"]]
+    assert offsets[:-3] == starts
+    assert offsets[-3] == len(prompt)
+    for name, offset in zip(names[-3:], offsets[-3:], strict=True):
+        assert name in pair.service.router.tokenizer.special_tokens.values() or text[offset:].startswith(name)
 
 
 async def test_an_echo_of_ids_is_their_text_and_may_be_all_there_is(pair: Served) -> None:
@@ -294,6 +373,8 @@ async def test_a_text_gets_no_beginning_where_it_shall_not(pair: Served) -> None
             "max_tokens",
             "of at least 1, got 0",
         ),
+        ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "max_tokens: expected int, got float"),
+        ({"prompt": "a", "seed": 1e30}, "seed", "seed: expected int, got float"),
         ({"prompt": "a", "temperature": -1}, "temperature", "temperature must be at least 0, got -1"),
         ({"prompt": "a", "n": 0}, "n", "a request can have 1 to 1024 responses, got 0"),
         ({"prompt": ["a"] * 600, "n": 2}, "prompt", "a request can have 1 to 1024 responses, got 1200"),

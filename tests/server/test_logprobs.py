@@ -26,13 +26,14 @@ def test_two_ids_of_one_text_have_two_names(tmp_path: Path) -> None:
     speller = Speller(tokenizer(tmp_path))
     best = tuple(Logprob(token, -float(token)) for token in (1, 2, 3, 4, 9))
     for token in (1, 2, 3, 4, 9):
-        written = Token(token, "a", "slm", -float(token), best)
+        said = "" if token == 9 else "a"  # an id that the tokenizer lacks has no text
+        written = Token(token, said, "slm", -float(token), best)
         logprobs, offset = text_logprobs([written], speller, 7)
         (top,) = logprobs["top_logprobs"]
         assert len(top) == 5
         assert sorted(top.values()) == sorted(item.logprob for item in best)
         assert top[logprobs["tokens"][0]] == -float(token)
-        assert (logprobs["text_offset"], offset) == ([7], 8)
+        assert (logprobs["text_offset"], offset) == ([7], 7 + len(said))
     assert speller.text(3) == r"bytes:\xe6"
     assert speller.bytes(3) == [0xE6]
     assert (speller.text(9), speller.bytes(9)) == ("token_id:9", [])
@@ -47,3 +48,16 @@ def test_what_json_cannot_write_is_a_very_small_number(tmp_path: Path, logprob: 
     assert set(logprobs["top_logprobs"][0].values()) == {-9999.0}
     (entry,) = chat_logprobs([token], speller)["content"]
     assert entry["logprob"] == entry["top_logprobs"][1]["logprob"] == -9999.0
+
+
+def test_a_token_begins_where_the_first_character_that_it_is_a_part_of_does(tmp_path: Path) -> None:
+    """Its text may hold more: the rest of a character, or what was held back before it."""
+    made = tokenizer(tmp_path)
+    made._pieces.update({1: b"a", 2: b"b\xe6", 3: b"\xbc", 4: b"\xa2c"})
+    written = [
+        Token(token, text, "slm", -1.0, ())
+        for token, text in ((1, ""), (1, "aa"), (2, "b"), (3, ""), (4, "\u6f22c"), (1, ""), (1, "aa"))
+    ]
+    logprobs, end = text_logprobs(written, Speller(made), 10)
+    assert logprobs["text_offset"] == [10, 11, 12, 13, 13, 15, 16]
+    assert end == 17

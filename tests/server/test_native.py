@@ -94,7 +94,24 @@ async def test_log_probabilities_are_triples_of_number_id_and_text(pair: Served)
         ({"text": "a", "input_ids": [1]}, "text", "give either text or input_ids"),
         ({"text": []}, "text", "text must be one prompt or a list of prompts"),
         ({"input_ids": ["a"]}, "input_ids", "input_ids must be one prompt or a list of prompts"),
-        ({"text": "a", "sampling_params": {"temperature": "x"}}, "temperature", "expected float, got str"),
+        ({"input_ids": [1, 1000]}, "input_ids", "token id 1000 at index 1"),
+        ({"text": ""}, "text", "the prompt is empty"),
+        (
+            {"text": "a", "sampling_params": {"temperature": "x"}},
+            "sampling_params.temperature",
+            "sampling_params.temperature: expected float, got str",
+        ),
+        (
+            {"text": "a", "sampling_params": {"max_new_tokens": "x"}},
+            "sampling_params.max_new_tokens",
+            "sampling_params.max_new_tokens: expected int, got str",
+        ),
+        (
+            {"text": "a", "sampling_params": {"stop": ["a", 1]}},
+            "sampling_params.stop[1]",
+            "sampling_params.stop[1]: expected str, got int",
+        ),
+        ({"text": "a", "sampling_params": {"n": "x"}}, "sampling_params.n", "expected int, got str"),
         (
             {"text": "a", "sampling_params": {"max_new_tokens": 0}},
             "sampling_params.max_new_tokens",
@@ -105,7 +122,11 @@ async def test_log_probabilities_are_triples_of_number_id_and_text(pair: Served)
             "sampling_params.temperature",
             "sampling_params.temperature must be",
         ),
-        ({"text": "a", "sampling_params": {"regex": "a+"}}, "regex", "regex is not supported"),
+        (
+            {"text": "a", "sampling_params": {"regex": "a+"}},
+            "sampling_params.regex",
+            "regex is not supported",
+        ),
         ({"text": "a", "sampling_params": {"n": 0}}, "sampling_params.n", "a request can have 1 to"),
         ({"text": "a", "lora_path": "x"}, "lora_path", "lora_path is not supported"),
     ],

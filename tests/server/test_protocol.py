@@ -267,6 +267,36 @@ def test_an_offer_is_not_worth_a_line_in_the_log(caplog: pytest.LogCaptureFixtur
     assert not caplog.records
 
 
+def test_a_head_is_sent_with_the_first_part_of_its_body() -> None:
+    """In one packet, which wakes the client once; what is said before the response is not held back."""
+
+    async def said(request: bytes, parts: Sequence[bytes]) -> list[bytes]:
+        connection = Heard()
+        transport = mock.Mock(spec=asyncio.Transport)
+        transport.get_extra_info.return_value = None
+        transport.is_closing.return_value = False
+        connection.connection_made(transport)
+        connection.data_received(request)
+        cycle = connection._running
+        assert cycle is not None
+        await cycle.receive()
+        length = [(b"content-length", b"%d" % len(b"".join(parts)))]
+        await cycle.send({"type": "http.response.start", "status": 200, "headers": length})
+        for index, part in enumerate(parts, 1):
+            more = index < len(parts)
+            await cycle.send({"type": "http.response.body", "body": part, "more_body": more})
+        connection.connection_lost(None)
+        return [call.args[0] for call in transport.write.call_args_list]
+
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n"
+    assert asyncio.run(said(post(), [b"abc"])) == [head % 3 + b"abc"]
+    assert asyncio.run(said(post(), [b""])) == [head % 0]
+    assert asyncio.run(said(post(), [b"a", b"b", b"c"])) == [head % 3 + b"a", b"b", b"c"]
+    going_on = b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert asyncio.run(said(post(BODY, "1.1", "expect: 100-continue"), [b"a"])) == [going_on, head % 1 + b"a"]
+    assert asyncio.run(said(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n", [b"abc"])) == [head % 3]
+
+
 async def test_a_client_that_closes_its_half_is_taken_to_have_left(pair: Served) -> None:
     async with asyncio.timeout(20), pair.connect() as exchange:
         exchange.writer.write(post(json.dumps({"prompt": "ab", "max_tokens": 800}).encode()))
@@ -285,7 +315,10 @@ async def test_a_client_that_closes_its_half_is_taken_to_have_left(pair: Served)
         (b'{"prompt":"a\x00"}', "the body is not JSON"),
         (b'{"prompt":"\\ud83d"}', "the body is not JSON"),
         (b'{"prompt":"\xe9"}', "the body is not JSON"),
-        (b'{"prompt":"a","seed":1e999}', "the body is not JSON"),
+        (b'{"prompt":"a","seed":1e999}', "seed: expected int, got float"),
+        (b'{"prompt":"a","temperature":1e999}', "temperature must be"),
+        (b'{"prompt":"a","logit_bias":{"1":-1e999}}', "logit_bias must be"),
+        (b'{"prompt":"a","params":{"tau":1e999}}', "parameter 'tau' must be a finite number"),
         (b'{"prompt":"a","temperature":NaN}', "the body is not JSON"),
         (b'{"prompt":"a","max_tokens":2.5}', "max_tokens: expected int, got float"),
         (b'{"prompt":"a","max_tokens":"2"}', "max_tokens: expected int, got str"),

@@ -111,6 +111,17 @@ def test_what_a_template_refuses_or_must_not_do_fails_the_request(
     assert caught.value.param == "messages"
 
 
+def test_a_template_that_takes_the_messages_alone_blames_the_variables(tmp_path: Path) -> None:
+    picky = model(tmp_path, "{{ messages[0].content }}{% if depth %}{{ depth + 1 }}{% endif %}")
+    with pytest.raises(InvalidRequest, match="does not accept these variables: TypeError") as caught:
+        text(picky, depth="deep")
+    assert caught.value.param == "template"
+    needy = model(tmp_path, "{{ messages[0].content + depth }}")
+    with pytest.raises(InvalidRequest, match="does not accept these messages: TypeError") as caught:
+        text(needy, depth=1)
+    assert caught.value.param == "messages"
+
+
 @pytest.mark.parametrize("messages", [[], ["hello"], [{"content": "no role"}], [USER], {"role": "user"}])
 def test_messages_that_are_no_messages_are_refused(messages: Any) -> None:
     with pytest.raises(InvalidRequest, match="messages must be a non-empty list of objects with a role"):
@@ -123,7 +134,7 @@ def test_templates_see_plain_data_only() -> None:
         tokenizer.render([{"role": "user", "content": object()}])
     with pytest.raises(InvalidRequest, match="documents must be plain JSON data") as caught:
         tokenizer.render(USER, {"documents": [Path()]})
-    assert caught.value.param == "documents"
+    assert caught.value.param == "template"
 
 
 def test_a_conversation_is_not_changed_by_rendering() -> None:

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from tests.text.conftest import DEMO, save, word_level
 from tokenflow.errors import InvalidRequest, ModelLoadError
+from tokenflow.text.detokenizer import Detokenizer
 from tokenflow.text.tokenizer import Tokenizer
 
 KINDS = ["demo", "byte_level", "byte_fallback", "metaspace"]
@@ -80,6 +81,27 @@ def test_any_ids_are_decoded_as_transformers_decodes_them(
             assert "\ufffd" in theirs_text
         else:
             assert text == theirs_text
+
+
+@given(text=st.text(alphabet="ab the<|>é図🙂\n", max_size=30) | st.sampled_from(TEXTS))
+@settings(max_examples=120, deadline=None)
+def test_tokens_begin_in_a_text_where_their_texts_add_up_to(pair: tuple[Tokenizer, Any], text: str) -> None:
+    ours, _ = pair
+    for special in (True, False):
+        ids, starts = ours.encode(text, special), ours.starts(text, special)
+        assert len(starts) == len(ids)
+        assert starts == sorted(starts)
+        assert all(0 <= start <= len(text) for start in starts)
+        if ours.decode(ids) == text:  # which has nothing that the tokenizer lacks or leaves out
+            detokenizer = Detokenizer(ours)
+            lengths = [len(detokenizer.push([token])) for token in ids]
+            assert starts == [sum(lengths[:index]) for index in range(len(ids))]
+
+
+def test_what_a_tokenizer_lacks_and_what_it_spells_has_a_place_in_the_text() -> None:
+    tokenizer = Tokenizer.load(DEMO / "small")
+    assert tokenizer.starts("図🙂 a🙂") == [0, 0, 1, 2, 3, 4]
+    assert tokenizer.starts("a<eos>b", add_special_tokens=False) == [0, 1, 6]
 
 
 def test_a_bad_byte_of_a_byte_fallback_run_spoils_only_itself(directories: dict[str, Path]) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import Response as Answer
 
 from tokenflow.server.answers import ANY_TEXT, End, Extras, Mould, Ours, Usage, finish, ours, usage
 from tokenflow.server.errors import invalid
-from tokenflow.server.generation import Wish, answer, check_count, prepare, renamed
+from tokenflow.server.generation import answer, check_count, choices, prepare, renamed
 from tokenflow.server.logprobs import Speller, chat_logprobs
 from tokenflow.server.reading import read
 from tokenflow.server.records import record_of, service_of
@@ -20,7 +20,7 @@ from tokenflow.server.requests import Chat, chat_variables
 from tokenflow.server.transport import event as sse
 from tokenflow.types import Completion, StreamEvent, Token
 
-_NAMES = {"prompt": "messages"}
+_NAMES = {"prompt": "messages", "template": "chat_template_kwargs"}
 
 
 class Message(Struct, frozen=True):
@@ -174,7 +174,7 @@ async def chat(request: Request) -> Answer:
         prompt = await service.router.encode(
             asked.messages, template=chat_variables(asked), most=service.longest
         )
-        wishes = [Wish(prompt, {**settings, "choice": choice}) for choice in range(n)]
+        wishes = choices(service, prompt, settings, n)
         responses = await prepare(service, reservation, wishes, target.member, asked.params)
     shape = ChatShape(
         asked,

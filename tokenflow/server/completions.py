@@ -14,7 +14,7 @@ from starlette.responses import Response as Answer
 from tokenflow.prompts import Prompt
 from tokenflow.server.answers import ANY_TEXT, End, Extras, Mould, Ours, Usage, finish, ours, usage
 from tokenflow.server.errors import invalid
-from tokenflow.server.generation import Wish, answer, check_count, paced, prepare, renamed
+from tokenflow.server.generation import answer, check_count, choices, paced, prepare, renamed
 from tokenflow.server.logprobs import Speller, text_logprobs
 from tokenflow.server.reading import read
 from tokenflow.server.records import record_of, service_of
@@ -118,7 +118,7 @@ class TextShape:
             prompt_ids = self._prompts[index // self._n]
         echo = self._echoes[index // self._n] if first and self._echoes else None
         logprobs = None
-        offset = echo.end if echo is not None else self._offsets.get(index, 0)
+        offset = len(echo.text) if echo is not None else self._offsets.get(index, 0)
         if self._request.logprobs is not None:
             logprobs, offset = text_logprobs(tokens, self._speller, offset)
         self._offsets[index] = offset
@@ -146,15 +146,11 @@ class TextShape:
 
 
 class Echo(Struct, frozen=True):
-    """A prompt as a response begins with it; with tokens and their log-probabilities where they are wanted.
-
-    ``end`` is where the text of the tokens ends.
-    """
+    """A prompt as a response begins with it, with tokens and log-probabilities where they are wanted."""
 
     text: str
     tokens: tuple[Token, ...] = ()
     logprobs: Mapping[str, Any] = {}
-    end: int = 0
 
 
 async def completions(request: Request) -> Answer:
@@ -183,9 +179,14 @@ async def completions(request: Request) -> Answer:
             "top_logprobs": asked.logprobs,
         }
         wishes = [
-            Wish(tokens, {**settings, "max_tokens": _most(service, asked, len(tokens)), "choice": choice})
+            wish
             for tokens in ids
-            for choice in range(0 if silent else n)
+            for wish in choices(
+                service,
+                tokens,
+                {**settings, "max_tokens": _most(service, asked, len(tokens))},
+                0 if silent else n,
+            )
         ]
         responses = await prepare(service, reservation, wishes, target.member, asked.params)
     if silent:
@@ -225,17 +226,29 @@ async def _echo(
 ) -> list[Echo]:
     """What each response begins with: the prompt, and its log-probabilities if wanted."""
     echoes = []
-    speller = service.speller(as_ids=bool(asked.return_tokens_as_token_ids))
     for prompt, tokens in zip(prompts, ids, strict=True):
         text = prompt if isinstance(prompt, str) else await service.decode(tokens)
         if asked.logprobs is None:
             echoes.append(Echo(text))
             continue
         scored = await service.router.score(tokens, top=asked.logprobs, member=member)
-        work = partial(text_logprobs, scored, speller, 0)
-        logprobs, end = await service.aside(work) if len(scored) > LONG else work()
-        echoes.append(Echo(text, scored, logprobs, end))
+        work = partial(_echo_logprobs, service, asked, prompt, scored)
+        echoes.append(Echo(text, scored, await service.aside(work) if len(scored) > LONG else work()))
     return echoes
+
+
+def _echo_logprobs(
+    service: Service, asked: Completions, prompt: Prompt, scored: Sequence[Token]
+) -> Mapping[str, Any]:
+    """The ``logprobs`` of a prompt; offsets are those in its text as the client wrote it."""
+    speller = service.speller(as_ids=bool(asked.return_tokens_as_token_ids))
+    logprobs, _ = text_logprobs(scored, speller, 0)
+    if isinstance(prompt, str):
+        special = asked.add_special_tokens is not False
+        starts = service.router.tokenizer.starts(prompt, special)
+        # Of a beginning that the text spells and the tokenizer adds, one is there.
+        logprobs["text_offset"] = starts[-len(scored) :]
+    return logprobs
 
 
 def _most(service: Service, asked: Completions, prompt_tokens: int) -> int | None:

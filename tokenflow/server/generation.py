@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from tokenflow.types import Completion, Reservation, StreamEvent
 T = TypeVar("T")
 
 MOST_RESPONSES = 1024
+_WORDS = frozenset(("prompt", "template"))
+"""Settings whose names mean the same thing to everybody in a message."""
 _AT_ONCE = 16
 """Responses prepared before others get a turn."""
 
@@ -36,6 +39,17 @@ class Wish:
 
     prompt: Sequence[int]
     sampling: Mapping[str, Any]
+
+
+def choices(service: Service, prompt: Sequence[int], sampling: Mapping[str, Any], n: int) -> list[Wish]:
+    """``n`` responses to a prompt.
+
+    They have one seed, which is drawn if neither the request nor the recipe gives one: whoever asks again
+    with it gets all of them again.
+    """
+    if sampling["seed"] is None and service.router.recipe.sampling.get("seed") is None:
+        sampling = {**sampling, "seed": secrets.randbits(63)}
+    return [Wish(prompt, {**sampling, "choice": choice}) for choice in range(n)]
 
 
 class Shape(Protocol):
@@ -63,7 +77,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         if error.param is None or error.param not in names:
             raise
         name, message = names[error.param], str(error)
-        if error.param != "prompt":  # which is its name in any language
+        if error.param not in _WORDS:
             message = message.replace(error.param, name, 1)
         raise type(error)(message, name) from None
 
@@ -191,11 +205,15 @@ async def _each(
 
 
 async def paced(items: Sequence[T]) -> AsyncIterator[T]:
-    """The items, with a turn for others now and then."""
-    for index, item in enumerate(items, 1):
-        yield item
+    """The items, with a turn for others before them and now and then.
+
+    The first turn is of those who came at the same time: whom there is no room for is told so before
+    anybody's work begins.
+    """
+    for index, item in enumerate(items):
         if index % _AT_ONCE == 0:
             await asyncio.sleep(0)
+        yield item
 
 
 def check_count(count: int, param: str) -> None:

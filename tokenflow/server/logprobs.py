@@ -25,6 +25,7 @@ class Speller:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
         self._known: dict[int, str] = {}
+        self._widths: dict[int, int] = {}
 
     def text(self, token: int) -> str:
         """A token by itself."""
@@ -36,6 +37,13 @@ class Speller:
     def bytes(self, token: int) -> list[int]:
         """The bytes that a token adds to a text."""
         return list(self._tokenizer.piece(token)) if token < len(self._tokenizer) else []
+
+    def width(self, token: int) -> int:
+        """The characters that a token is a part of."""
+        known = self._widths.get(token)
+        if known is None:
+            known = self._widths[token] = _characters(self.bytes(token))
+        return known
 
     def _spell(self, token: int) -> str:
         if self._as_ids or token >= len(self._tokenizer):
@@ -62,7 +70,8 @@ def text_logprobs(tokens: Iterable[Token], speller: Speller, offset: int) -> tup
     for token in tokens:
         name = speller.text(token.id)
         spelled.append(name)
-        offsets.append(offset)
+        # Its text may begin with what was held back before it, lest it become a stop string.
+        offsets.append(offset + max(0, len(token.text) - speller.width(token.id)))
         models.append(token.model)
         offset += len(token.text)
         if token.logprob is None:
@@ -104,6 +113,12 @@ def chat_logprobs(tokens: Sequence[Token], speller: Speller) -> dict[str, Any]:
 def number(logprob: float) -> float:
     """A log-probability that JSON can write."""
     return max(logprob, _LEAST)
+
+
+def _characters(piece: Sequence[int]) -> int:
+    """How many characters of UTF-8 have bytes in a piece of it: the first one may have begun before."""
+    continues = [byte & 0xC0 == 0x80 for byte in piece]
+    return continues.count(False) + (1 if continues[:1] == [True] else 0)
 
 
 def _entry(speller: Speller, token: int, logprob: float) -> dict[str, Any]:

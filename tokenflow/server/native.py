@@ -13,7 +13,7 @@ from starlette.responses import Response as Answer
 from tokenflow.prompts import Prompt
 from tokenflow.server.answers import simulated
 from tokenflow.server.errors import invalid
-from tokenflow.server.generation import Wish, answer, check_count, paced, prepare, renamed
+from tokenflow.server.generation import answer, check_count, choices, paced, prepare, renamed
 from tokenflow.server.logprobs import Speller, number
 from tokenflow.server.reading import read
 from tokenflow.server.records import record_of, service_of
@@ -23,15 +23,13 @@ from tokenflow.server.transport import Json, unless_gone
 from tokenflow.server.transport import event as sse
 from tokenflow.types import Completion, StreamEvent, Token
 
+_WITHIN = "sampling_params."
+_OURS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+_THEIRS = {ours: name for name, ours in _OURS.items()}
 _NAMES = {
-    **{name: f"sampling_params.{name}" for name in SAMPLING},
-    "prompt": "text",
-    "max_tokens": "sampling_params.max_new_tokens",
-    "min_tokens": "sampling_params.min_new_tokens",
-    "seed": "sampling_params.sampling_seed",
+    **{name: _WITHIN + _THEIRS.get(name, name) for name in SAMPLING},
     "top_logprobs": "top_logprobs_num",
 }
-_OURS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 _DEFAULT_TOKENS = 128
 
 Triple = tuple[float | None, int, str | None]
@@ -144,13 +142,14 @@ async def generate(request: Request) -> Answer:
     count = n * len(prompts)
     check_count(count, "sampling_params.n")
     start = -1 if asked.logprob_start_len is None else asked.logprob_start_len
-    with renamed(_NAMES), service.reserve(count) as reservation:
+    names = {**_NAMES, "prompt": "text" if asked.text is not None else "input_ids"}
+    with renamed(names), service.reserve(count) as reservation:
         encode = partial(service.router.encode, most=service.longest)
         ids = [await encode(prompt) async for prompt in paced(prompts)]
         inputs = [Logprobs(asked, service.speller()) for _ in ids]
         if asked.return_logprob and start >= 0:
             inputs = await unless_gone(request.receive, partial(_score, service, asked, ids, start))
-        wishes = [Wish(tokens, {**settings, "choice": choice}) for tokens in ids for choice in range(n)]
+        wishes = [wish for tokens in ids for wish in choices(service, tokens, settings, n)]
         responses = await prepare(service, reservation, wishes, None, asked.params)
     shape = NativeShape(
         asked,
@@ -187,8 +186,8 @@ def split(asked: Generate) -> tuple[list[Prompt], bool]:
 def sampling(service: Service, asked: Generate) -> tuple[int, dict[str, Any]]:
     """How many responses each prompt gets, and the settings of each; :raises ApiError: if they are wrong."""
     given = {_OURS.get(name, name): value for name, value in (asked.sampling_params or {}).items()}
-    refuse(given)
-    common = convert(given, Generation)
+    refuse(given, within=_WITHIN)
+    common = convert(given, Generation, _WITHIN, _THEIRS)
     settings = common.sampling()
     if settings["max_tokens"] is None and "max_tokens" not in service.router.recipe.sampling:
         settings["max_tokens"] = _DEFAULT_TOKENS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import httptools
@@ -54,6 +54,35 @@ class Wire:
         await self._cycle.flow.drain()
 
 
+class Hand:
+    """What a response is written with: its head goes with the first part of its body, in one packet.
+
+    :param close: closes the connection.
+    """
+
+    __slots__ = ("_cycle", "_transport", "close", "is_closing", "write")
+
+    def __init__(
+        self, transport: asyncio.Transport, cycle: RequestResponseCycle, close: Callable[[], None]
+    ) -> None:
+        self._transport = transport
+        self._cycle = cycle
+        self.close = close
+        self.is_closing = transport.is_closing
+        bodiless = cycle.scope["method"] == "HEAD"
+        self.write: Callable[[bytes], None] = transport.write if bodiless else self._write_head
+
+    def _write_head(self, data: bytes) -> None:
+        if self._cycle.response_started:
+            self.write = partial(self._write_first, data)
+        else:  # the client is told to go on with its request
+            self._transport.write(data)
+
+    def _write_first(self, head: bytes, data: bytes) -> None:
+        self.write = self._transport.write
+        self.write(head + data)
+
+
 class Protocol(HttpToolsProtocol):
     """One connection.
 
@@ -78,9 +107,6 @@ class Protocol(HttpToolsProtocol):
         """The head of a request that offers another protocol, without the offer, until it is read again."""
         self._late: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S, self._refuse_late)
         self._running: RequestResponseCycle | None = None
-        self._hand = SimpleNamespace(
-            write=transport.write, is_closing=transport.is_closing, close=self._hang_up
-        )
         if not self._may.fit(len(self.connections)):
             transport.abort()
 
@@ -135,7 +161,7 @@ class Protocol(HttpToolsProtocol):
         self._in_time()
         self._in_body = True
         super().on_headers_complete()
-        self.cycle.transport = self._hand  # type: ignore[assignment]
+        self.cycle.transport = Hand(self.transport, self.cycle, self._hang_up)  # type: ignore[assignment]
         self.scope["extensions"] = {WIRE: Wire(self.cycle)}  # type: ignore[dict-item]
 
     def on_body(self, body: bytes) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -38,7 +38,7 @@ class Record:
 def new_record(scope: Scope) -> Record:
     """Begin the record of a request, under the id that its header gives or one of ours."""
     given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-    record = Record(given if _ID.fullmatch(given) else uuid.uuid4().hex)
+    record = Record(given if _ID.fullmatch(given) else secrets.token_hex(16))
     scope[_KEY] = record
     return record
 

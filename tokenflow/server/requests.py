@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -259,6 +260,15 @@ _CHAT_REFUSED: Neutral = {
 _STREAM_REFUSED: Neutral = {"continuous_usage_stats": _off}
 
 
+def _number(written: str) -> int | float:
+    """A number with a point or an exponent; it is an integer if its value is one, as JSON Schema has it."""
+    value = float(written)
+    return int(value) if value.is_integer() and abs(value) < 2**63 else value
+
+
+_JSON = msgspec.json.Decoder(float_hook=_number)
+
+
 def decode(body: bytes, shape: type[T]) -> T:
     """A request's body as what it should be.
 
@@ -268,7 +278,7 @@ def decode(body: bytes, shape: type[T]) -> T:
     if body.count(b",") > MOST_VALUES:
         raise too_many(MOST_VALUES)
     try:
-        data = msgspec.json.decode(body)
+        data = _JSON.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
@@ -291,19 +301,29 @@ def refuse(data: Mapping[str, Any], refused: Neutral = _REFUSED, within: str = "
             raise unsupported(within + name)
 
 
-def convert(data: Mapping[str, Any], shape: type[T]) -> T:
-    """JSON data as what it should be; :raises ApiError: for what has the wrong shape."""
+def convert(
+    data: Mapping[str, Any], shape: type[T], within: str = "", names: Mapping[str, str] = MappingProxyType({})
+) -> T:
+    """JSON data as what it should be.
+
+    :param within: where in the request the data is, for errors: ``sampling_params.`` say.
+    :param names: what the client calls keys that have other names here.
+    :raises ApiError: for what has the wrong shape.
+    """
     try:
         return msgspec.convert(data, shape, str_keys=True)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise _wrong_shape(str(error)) from None
+        raise _wrong_shape(str(error), within, names) from None
 
 
-def _wrong_shape(message: str) -> Exception:
+def _wrong_shape(message: str, within: str, names: Mapping[str, str]) -> Exception:
     """``Expected `int | null`, got `str` - at `$.max_tokens` ``, in plain words."""
     found = re.fullmatch(r"(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", message, re.DOTALL)
     assert found is not None
     what, where = found[1].replace(" | null", "").replace("`", ""), (found[2] or "").replace("[...]", "[]")
+    if where:
+        key = where.partition("[")[0].partition(".")[0]
+        where = within + names.get(key, key) + where[len(key) :]
     if missing := re.fullmatch(r"Object missing required field (\w+)", what):
         name = f"{where}.{missing[1]}" if where else missing[1]
         return invalid(f"{name} is missing", name)

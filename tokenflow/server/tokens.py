@@ -8,12 +8,14 @@ from starlette.responses import Response as Answer
 
 from tokenflow.prompts import Prompt
 from tokenflow.server.errors import invalid
+from tokenflow.server.generation import renamed
 from tokenflow.server.reading import read
 from tokenflow.server.records import service_of
 from tokenflow.server.requests import Detokenize, Tokenize, chat_variables
 from tokenflow.server.service import LONG
 from tokenflow.server.transport import Json
 
+_NAMES = {"prompt": "messages", "template": "chat_template_kwargs"}
 _LARGEST_BODY = 2**20
 """Nobody's context limits what is only to be tokenized."""
 _PRIVATE = frozenset(("name_or_path", "_name_or_path", "vocab_file", "tokenizer_file", "merges_file"))
@@ -31,7 +33,10 @@ async def tokenize(request: Request) -> Answer:
     if asked.messages is not None or asked.prompt:
         prompt: Prompt = asked.messages if asked.messages is not None else asked.prompt or ""
         special = asked.add_special_tokens is not False
-        ids = await service.router.encode(prompt, add_special_tokens=special, template=chat_variables(asked))
+        with renamed(_NAMES if asked.messages is not None else {}):
+            ids = await service.router.encode(
+                prompt, add_special_tokens=special, template=chat_variables(asked)
+            )
     known = service.router.tokenizer.tokens if asked.return_token_strs else None
 
     def answer() -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tokenflow.errors import InvalidRequest, ModelLoadError
@@ -54,21 +55,26 @@ class ChatTemplate:
                 ) from error
         return cls(str(directory), sources)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        special_tokens: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
         """The text of a conversation; ``tools`` among the variables selects the template made for them, and
         ``continue_final_message`` leaves the last message open.
 
-        :raises InvalidRequest: without a template, for messages that are not plain data with a role, or if
-            the template refuses them.
+        :param special_tokens: variables that the template always has; others of their names come first.
+        :raises InvalidRequest: without a template, for what is not plain data, for messages without a role,
+            or if the template refuses something; it blames the ``messages``, or the variables
+            (``template``) if they are taken without those.
         """
-        from jinja2 import TemplateError
-
         source = self._select(variables.get("tools") is not None)
-        plain = _plain("messages", messages)
+        plain = _plain("messages", messages, "messages")
         if not plain or not all(isinstance(message, dict) and "role" in message for message in plain):
             raise InvalidRequest("messages must be a non-empty list of objects with a role", "messages")
         conversation = [{k: v for k, v in message.items() if v is not None} for message in plain]
-        more = {name: _plain(name, value) for name, value in variables.items()}
+        more = {name: _plain(name, value, "template") for name, value in variables.items()}
         going_on = bool(more.pop("continue_final_message", False))
         if going_on and more.get("add_generation_prompt"):
             raise InvalidRequest(
@@ -76,14 +82,11 @@ class ChatTemplate:
                 "choose one of them",
                 "continue_final_message",
             )
+        usual = {"add_generation_prompt": not going_on, **special_tokens, "messages": conversation}
         try:
-            text = _compile(source).render(
-                {"add_generation_prompt": not going_on, **more, "messages": conversation}
-            )
-        except TemplateError as error:
-            raise self._refused(error.message or type(error).__name__) from error
+            text = _compile(source).render({**usual, **more, "messages": conversation})
         except Exception as error:  # the template's own mistakes surface as any type
-            raise self._refused(f"{type(error).__name__}: {error}") from error
+            raise self._refused(error, blames_variables=bool(more) and _takes(source, usual)) from error
         return _open_end(text, conversation[-1].get("content")) if going_on else text
 
     def _select(self, with_tools: bool) -> str:
@@ -103,10 +106,24 @@ class ChatTemplate:
             "messages",
         )
 
-    def _refused(self, reason: str) -> InvalidRequest:
+    def _refused(self, error: Exception, *, blames_variables: bool) -> InvalidRequest:
+        from jinja2 import TemplateError
+
+        known = error.message if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+        what, param = ("variables", "template") if blames_variables else ("messages", "messages")
+        reason = known or type(error).__name__
         return InvalidRequest(
-            f"the chat template of {self._model} does not accept these messages: {reason}", "messages"
+            f"the chat template of {self._model} does not accept these {what}: {reason}", param
         )
+
+
+def _takes(source: str, variables: Mapping[str, Any]) -> bool:
+    """Whether a template writes something of these variables."""
+    try:
+        _compile(source).render(variables)
+    except Exception:  # as above
+        return False
+    return True
 
 
 def _open_end(text: str, last: Any) -> str:
@@ -128,12 +145,12 @@ def _named(configured: Any) -> dict[str, str]:
     return {str(entry["name"]): str(entry["template"]) for entry in configured}
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain(name: str, value: Any, param: str) -> Any:
     """A copy made of JSON types alone, so that a template can reach no method of a caller's object."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{name} must be plain JSON data: {error}", name) from None
+        raise InvalidRequest(f"{name} must be plain JSON data: {error}", param) from None
 
 
 @lru_cache(maxsize=32)

@@ -146,6 +146,20 @@ class Tokenizer:
         check_length(len(encoding), most)
         return encoding.ids
 
+    def starts(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Where in ``text``, in characters, each token of :meth:`encode` begins.
+
+        Tokens that share a character begin with it.  One that is not written in the text, such as a BOS that
+        was added, begins where those before it end.
+        """
+        starts, end = [], 0
+        encoding = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        for begin, after in encoding.offsets:
+            # Some tokenizers leave the space before a word out of its offsets.
+            starts.append(end if after == 0 else min(begin, end))
+            end = max(end, after)
+        return starts
+
     def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
         # A batch of one: only batches let other threads run meanwhile.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
@@ -167,7 +181,7 @@ class Tokenizer:
         :param most: as for :meth:`encode`.
         :raises InvalidRequest: if the model has no chat template, or it refuses the messages.
         """
-        text = self.chat_template.render(messages, {**self.special_tokens, **(variables or {})})
+        text = self.chat_template.render(messages, variables or {}, self.special_tokens)
         return self.encode(text, add_special_tokens=False, most=most)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
