@@ -15,7 +15,7 @@ that come after the last are healthy.  A life may hold
 ``poison``       a token id: a step that feeds it ends the process
 ``nan_token``    a token id: logits of requests that have it are NaN
 ``hang_loading`` true: loading never ends   ``die_scoring`` true: it dies of the first prompt to score
-``hang_scoring`` true: that never ends
+``stop_loading`` true: SIGSTOP               ``hang_scoring`` true: that never ends
 
 Steps count from 1 in each life.  ``books`` in the same directory is written after every change: how many
 slots are open, and how many tokens they hold; ``blocks`` is how many blocks of memory Python had allocated
@@ -66,6 +66,8 @@ class ChaosEngine:
             os._exit(self._life["die_loading"])
         if "fail_loading" in self._life:
             raise ModelLoadError(self._life["fail_loading"])
+        if "stop_loading" in self._life:
+            os.kill(os.getpid(), signal.SIGSTOP)
         if "hang_loading" in self._life:
             _hang()
         self._engine: Engine = load_engine(replace(config, engine=plan.get("engine", TOY)))

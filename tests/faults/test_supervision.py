@@ -205,6 +205,16 @@ async def test_a_worker_that_cannot_be_replaced_at_once_is_tried_again(
     assert "after no answer within 2 s" in deaths[3]
 
 
+async def test_a_worker_that_is_stopped_while_it_loads_goes_on(tmp_path: Path) -> None:
+    stopped = {"stop_loading": True}
+    async with (
+        asyncio.timeout(60),
+        Router(chaos_pair(tmp_path, [stopped], [{"kill_at": 3}, stopped])) as router,
+    ):
+        assert await answers(router) == EXPECTED
+        assert [status.restarts for status in router.status.models] == [0, 1]
+
+
 async def test_requests_at_other_models_go_on_while_a_worker_is_replaced(tmp_path: Path) -> None:
     """The large model's second worker loads for ever: what the small one can do alone is done."""
     log = Log()

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import anyio
 
@@ -16,6 +17,8 @@ from tokenflow.actors.fork import Owner
 from tokenflow.settings import worker_environment
 
 WORKER = (sys.executable, "-P", "-m", "tokenflow.worker")
+
+_WAKE_S = 0.1
 
 
 class Child:
@@ -72,6 +75,23 @@ class Child:
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """While somebody waits for it: where it was stopped (SIGSTOP), it goes on."""
+        loop = asyncio.get_running_loop()
+        again: asyncio.Handle
+
+        def wake() -> None:
+            nonlocal again
+            self.kill_group(signal.SIGCONT)
+            again = loop.call_later(_WAKE_S, wake)
+
+        again = loop.call_soon(wake)
+        try:
+            yield
+        finally:
+            again.cancel()
 
 
 Launch = Callable[[int, int, int], Awaitable[Child]]

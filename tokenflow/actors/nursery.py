@@ -13,8 +13,6 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import anyio
 
@@ -31,7 +29,6 @@ AVAILABLE = sys.platform == "linux"
 _WARM_S = 300.0
 _BIRTH_S = 10.0
 _BURIAL_S = 1.0
-_WAKE_S = 0.1
 _STOP_GRACE_S = 1.0
 
 log = logging.getLogger("tokenflow.nursery")
@@ -60,7 +57,7 @@ class Nursery:
             if self._process is None or self._process.lost:
                 self._process = await _Process.start()
             process = self._process
-        with process.awake(), anyio.move_on_after(_WARM_S):
+        with process.child.awake(), anyio.move_on_after(_WARM_S):
             await process.warm.wait()
             return process
         raise await process.give_up(f"{_WARM_S:g} s in which it was not ready")
@@ -114,33 +111,16 @@ class _Process:
             raise await self._death() from None
         self._births.append(birth)
         try:
-            with self.awake(), anyio.move_on_after(_BIRTH_S):
+            with self.child.awake(), anyio.move_on_after(_BIRTH_S):
                 return await birth
         except EOFError:
             raise await self._death() from None
         raise await self.give_up(f"{_BIRTH_S:g} s in which no worker came")
 
-    @contextmanager
-    def awake(self) -> Iterator[None]:
-        """While somebody waits for it: where it was stopped (SIGSTOP), it goes on."""
-        loop = asyncio.get_running_loop()
-        again: asyncio.Handle
-
-        def wake() -> None:
-            nonlocal again
-            self.child.kill(signal.SIGCONT)
-            again = loop.call_later(_WAKE_S, wake)
-
-        again = loop.call_soon(wake)
-        try:
-            yield
-        finally:
-            again.cancel()
-
     async def stop(self) -> None:
         self._stopping = True
         self._close()
-        with self.awake(), anyio.move_on_after(_STOP_GRACE_S):
+        with self.child.awake(), anyio.move_on_after(_STOP_GRACE_S):
             await self.child.wait()
         self.child.kill_group(signal.SIGKILL)
         await self.child.wait()

@@ -114,11 +114,12 @@ class WorkerProcess:
         tasks.start_soon(self._watch, name=f"{self.hello.model}.worker")
         if self._stopping:
             self.kill()
-        claim = await self._claim
-        granted = Grant(self.hello.config.kv_cache) if self._grant is None else await self._grant(claim)
-        channel.send(granted)
-        self._expect(self.hello.config.load_timeout)
-        return await self._ready
+        with self._child.awake():
+            claim = await self._claim
+            granted = Grant(self.hello.config.kv_cache) if self._grant is None else await self._grant(claim)
+            channel.send(granted)
+            self._expect(self.hello.config.load_timeout)
+            return await self._ready
 
     def step(self, step: Step) -> asyncio.Future[StepDone]:
         """Send a step; the answer fails with :class:`WorkerDied` if the worker ends before it comes."""
