@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -382,6 +383,22 @@ def test_signs_of_life_are_no_answer(connect: Open) -> None:
         endpoint.faults.append(pinging)
         slot, _ = engine.open(PROMPT)
         assert "did not answer within 0.3 s" in engine.step([Extend(slot, PROMPT)]).failed[0]
+
+
+def test_the_wait_for_a_first_token_begins_with_the_call(connect: Open) -> None:
+    """However it is spread over the head of an answer and what follows."""
+
+    def late(handler: Handler) -> bool:
+        Event().wait(0.8)
+        return pinging(handler)
+
+    with Endpoint(logits=peaked) as endpoint:
+        engine = connect(endpoint, timeout_s=1.0, retries=0)
+        endpoint.faults.append(late)
+        slot, _ = engine.open(PROMPT)
+        began = time.monotonic()
+        assert "did not answer within 1 s" in engine.step([Extend(slot, PROMPT)]).failed[0]
+        assert time.monotonic() - began < 1.6
 
 
 NAN = float("nan")

@@ -9,7 +9,8 @@ import json
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
@@ -74,6 +75,7 @@ class Client:
             self._idle.pop().close()
 
     def _open(self, method: str, path: str, body: bytes | None) -> Call:
+        began = time.monotonic()
         while True:
             try:
                 connection, fresh = self._idle.pop(), False
@@ -81,7 +83,10 @@ class Client:
                 connection = self._connect(self._host, self._port, timeout=self.timeout_s)
                 fresh = True
             try:
+                self._wait_until(connection.sock, began)
                 connection.request(method, self._path + path, body, self._headers)
+                sock = connection.sock
+                self._wait_until(sock, began)
                 response = connection.getresponse()
                 break
             except (OSError, HTTPException) as error:
@@ -89,13 +94,21 @@ class Client:
                 # One that was kept may have been closed by the other side meanwhile.
                 if fresh or isinstance(error, TimeoutError):
                     raise CallFailed(self._trouble(error)) from error
-        call = Call(response, connection, self)
+        call = Call(response, connection, partial(self._wait_until, sock), began, self)
         if response.status != 200:
             try:
                 raise self._refusal(response)
             finally:
                 call.close()
         return call
+
+    def _wait_until(self, sock: socket.socket | None, began: float) -> None:
+        """Bound what a socket waits for, which began then; :raises TimeoutError: if its time is over."""
+        left_s = began + self.timeout_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        if sock is not None:
+            sock.settimeout(left_s)
 
     def _trouble(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
@@ -123,11 +136,24 @@ class Client:
 
 
 class Call:
-    """An answer that is being received."""
+    """An answer that is being received.
 
-    def __init__(self, response: HTTPResponse, connection: HTTPConnection, client: Client) -> None:
+    :param wait_until: bounds a wait that began at some time.
+    :param began: when the answer was asked for.
+    """
+
+    def __init__(
+        self,
+        response: HTTPResponse,
+        connection: HTTPConnection,
+        wait_until: Callable[[float], None],
+        began: float,
+        client: Client,
+    ) -> None:
         self._response = response
         self._connection = connection
+        self._wait_until = wait_until
+        self._began = began
         self._client = client
         self._events = self._read()
 
@@ -154,20 +180,21 @@ class Call:
 
     def _read(self) -> Iterator[dict[str, Any]]:
         try:
+            asked = self._began
+            self._wait_until(asked)
             if "event-stream" not in self._response.getheader("Content-Type", ""):
                 yield self._parse(self._response.read())
                 return
             done = False
-            asked = time.monotonic()
             while line := self._response.readline():
                 data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
                 done |= data == b"[DONE]"
                 if data and not done:
                     yield self._parse(data)
                     asked = time.monotonic()
-                elif not done and time.monotonic() - asked > self._client.timeout_s:
+                if not done:
                     # A sign of life, as some send while a request queues, is no answer.
-                    raise TimeoutError
+                    self._wait_until(asked)
             if not done:
                 raise CallFailed(f"the answer of {self._client.url} broke off")
         except (OSError, HTTPException) as error:
