@@ -14,7 +14,7 @@ def parse_url(base_url: str) -> SplitResult:
     """The parts of an endpoint's base URL; :raises ValueError: with what is wrong with it."""
     try:
         url = urlsplit(base_url)
-        there = url.scheme in ("http", "https") and url.hostname is not None and url.port != 0
+        there = url.scheme in ("http", "https") and _is_host(url.hostname or "") and url.port != 0
     except ValueError:
         there = False
     if not there or not url.path.isascii() or not url.path.isprintable() or " " in url.path:
@@ -24,6 +24,11 @@ def parse_url(base_url: str) -> SplitResult:
     if url.query or url.fragment:
         raise ValueError(f"must end with its path, as in http://127.0.0.1:8000/v1, got {base_url!r}")
     return url
+
+
+def _is_host(name: str) -> bool:
+    """Whether a name can be looked up; :raises ValueError: if it cannot be encoded for that."""
+    return name.isprintable() and " " not in name and bool(name.encode("idna"))
 
 
 def has_time(elapsed_s: float, timeout_s: float, step_timeout: float) -> bool:

@@ -1,5 +1,7 @@
-"""Prompts to be scored beside steps: which of them a worker was at when it ended, with small real processes in
-the worker's place."""
+"""Prompts to be scored beside steps: which of them a worker was at when it ended.
+
+Small real processes are in the worker's place.
+"""
 
 from __future__ import annotations
 

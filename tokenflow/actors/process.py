@@ -67,8 +67,8 @@ class WorkerProcess:
         self._step: asyncio.Future[StepDone] | None = None
         self._ahead: deque[asyncio.Future[StepDone]] = deque()
         self._scores: dict[int, asyncio.Future[Scored]] = {}
+        # In the order in which the worker does it: what it ends of is the first.
         self._asked: deque[asyncio.Future[StepDone] | asyncio.Future[Scored]] = deque()
-        """Steps and scores in the order in which the worker does them; it is at the first."""
         self._deadline: asyncio.TimerHandle | None = None
         self._over = asyncio.Event()
         self._reason = ""
@@ -172,7 +172,7 @@ class WorkerProcess:
         if self._child is not None and self._channel is not None:
             self._channel.send(Stop())
             for last_resort in (signal.SIGTERM, signal.SIGKILL):
-                with anyio.move_on_after(grace_s):
+                with self._child.awake(), anyio.move_on_after(grace_s):
                     await self._child.wait()
                 self._child.kill_group(last_resort)
             await self._buried()
