@@ -22,6 +22,7 @@ from tokenflow.wire.messages import Score, Scored
 pytestmark = pytest.mark.anyio
 
 FIRST, SECOND = (Score(number, [1, 2], 0) for number in (1, 2))
+READ_ONE = "channel.send(ready); channel.receive()\n"
 READ_BOTH = "channel.send(ready); first, second = channel.receive(), channel.receive()\n"
 DONE = "channel.send(StepDone(1, [], [], 0.0, 0.0, 0.0, 0, 0{}))\n"
 
@@ -40,7 +41,7 @@ def with_timeout(slm: WorkerProcess, step_timeout: float) -> WorkerProcess:
 
 
 async def test_of_a_death_in_a_score_only_that_one_is_told() -> None:
-    slm = worker(READ_BOTH + "os._exit(3)")
+    slm = worker(READ_ONE + "os._exit(3)")
     async with scope(slm) as tasks:
         await slm.start(tasks)
         first, second = await asked(slm.score(FIRST)), await asked(slm.score(SECOND))
@@ -50,7 +51,7 @@ async def test_of_a_death_in_a_score_only_that_one_is_told() -> None:
 
 
 async def test_a_score_that_nobody_waits_for_any_more_answers_for_a_death_in_it() -> None:
-    slm = worker(READ_BOTH + "os._exit(3)")
+    slm = worker(READ_ONE + "os._exit(3)")
     async with scope(slm) as tasks:
         await slm.start(tasks)
         first = await asked(slm.score(FIRST))
@@ -58,6 +59,26 @@ async def test_a_score_that_nobody_waits_for_any_more_answers_for_a_death_in_it(
         with pytest.raises(asyncio.CancelledError):
             await first
         assert await slm.score(SECOND) is None
+
+
+async def test_a_step_comes_before_the_next_score_though_nobody_waits_for_the_last_one() -> None:
+    slm = worker("""
+        channel.send(ready)
+        asked = [channel.receive(), channel.receive()]
+        if [type(message) for message in asked] != [Score, Step]:
+            os._exit(4)
+        channel.send(Scored(1, [], []))
+        channel.send(StepDone(1, [], [], 0.0, 0.0, 0.0, 0, 0))
+        channel.send(Scored(channel.receive().id, [], []))
+        channel.receive()
+    """)
+    async with scope(slm) as tasks:
+        await slm.start(tasks)
+        first = await asked(slm.score(FIRST))
+        first.cancel()
+        second = await asked(slm.score(SECOND))
+        await slm.step(STEP)
+        assert await second == Scored(2, [], [])
 
 
 async def test_a_score_does_not_answer_for_a_step_that_the_worker_had_begun_by_itself() -> None:

@@ -75,7 +75,7 @@ async def test_a_worker_that_hangs_while_it_scores_is_replaced(
             assert await score(router) == calm
 
 
-@pytest.mark.parametrize("life", [{"die_at": 1}, {"oom_at": 1}, {"stray_at": 1}], ids=str)
+@pytest.mark.parametrize("life", [{"die_at": 1}, {"oom_at": 1}], ids=str)
 async def test_a_prompt_that_waits_for_a_step_does_not_answer_for_that(
     life: dict[str, Any], tmp_path: Path, calm: list[float | None]
 ) -> None:

@@ -151,6 +151,9 @@ class WorkerProcess:
         :raises WorkerDied: if the worker ended while it was at it.
         """
         assert self._channel is not None
+        while self._scores and self.error is None:
+            # Whoever asked has left: steps shall come in between all the same.
+            await asyncio.wait(self._scores.values())
         if self.error is not None:
             return None
         unheard = self._over.is_set()
@@ -159,7 +162,7 @@ class WorkerProcess:
         self._channel.send(score)
         self._ask(waiting)
         try:
-            return await waiting
+            return await asyncio.shield(waiting)
         except TokenflowError as error:
             if unheard or self._stopping or self._asked[0] is not waiting:
                 return None
@@ -222,8 +225,7 @@ class WorkerProcess:
         elif isinstance(message, Scored) and message.id in self._scores:
             waiting = self._scores.pop(message.id)
             self._asked.remove(waiting)
-            if not waiting.done():  # else whoever asked has left
-                waiting.set_result(message)
+            waiting.set_result(message)
             self._answered()
         else:
             raise ProtocolError(f"unexpected {type(message).__name__} from {self._name}")
