@@ -29,6 +29,8 @@ T = TypeVar("T")
 MOST_RESPONSES = 1024
 _WORDS = frozenset(("prompt", "template"))
 """Settings whose names mean the same thing to everybody in a message."""
+_SEED_BITS = 53
+"""More than these of a number are lost on clients that read JSON's numbers as floats."""
 _AT_ONCE = 16
 """Responses prepared before others get a turn."""
 
@@ -48,7 +50,7 @@ def choices(service: Service, prompt: Sequence[int], sampling: Mapping[str, Any]
     with it gets all of them again.
     """
     if sampling["seed"] is None and service.router.recipe.sampling.get("seed") is None:
-        sampling = {**sampling, "seed": secrets.randbits(63)}
+        sampling = {**sampling, "seed": secrets.randbits(_SEED_BITS)}
     return [Wish(prompt, {**sampling, "choice": choice}) for choice in range(n)]
 
 
