@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -78,10 +79,10 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     except InvalidRequest as error:
         if error.param is None or error.param not in names:
             raise
-        name, message = names[error.param], str(error)
-        if error.param not in _WORDS:
-            message = message.replace(error.param, name, 1)
-        raise type(error)(message, name) from None
+        theirs = {ours: name for ours, name in names.items() if ours not in _WORDS}
+        rule, got, value = str(error).partition(", got ")
+        rule = re.sub(r"\w+", lambda word: theirs.get(word[0], word[0]), rule)
+        raise type(error)(rule + got + value, names[error.param]) from None
 
 
 async def prepare(
