@@ -338,6 +338,20 @@ def test_the_exit_code_is_that_of_the_work_where_the_log_is_lost(
     assert done.stdout == ("90*7=630, 3*7=21, 630+21=651. Answer: 651\n" if code == 0 else "")
 
 
+def test_unbuffered_means_the_log_too() -> None:
+    script = (
+        "import os, sys\n"
+        "from tokenflow import cli\n"
+        "cli._open_standard_files()\n"
+        "sys.stderr.write('so')\n"
+        "os._exit(0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == "so"
+
+
 def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
     check = f"{sys.executable} -m tokenflow.cli check {Path(RECIPE).resolve()}"
     done = subprocess.run(

@@ -62,8 +62,15 @@ def _open_standard_files() -> None:
             os.dup2(os.open(os.devnull, os.O_RDWR), fd)
             setattr(sys, name, _Closed() if fd == 1 else os.fdopen(fd, mode, closefd=False))
     if (stderr := sys.__stderr__) is not None and sys.stderr is stderr:
-        log = io.BufferedWriter(_Log(stderr.fileno(), "w", closefd=False))
-        sys.stderr = io.TextIOWrapper(log, stderr.encoding, stderr.errors, line_buffering=True)
+        log = _Log(stderr.fileno(), "w", closefd=False)
+        unbuffered = stderr.write_through
+        sys.stderr = io.TextIOWrapper(
+            log if unbuffered else io.BufferedWriter(log),
+            stderr.encoding,
+            stderr.errors,
+            line_buffering=True,
+            write_through=unbuffered,
+        )
 
 
 def _require_working_directory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import SplitResult, urlsplit
 
 PAUSE_S = 0.25
@@ -9,15 +10,19 @@ PAUSE_S = 0.25
 LONGEST_SHARE = 0.9
 """Of a step's time limit: what its calls may take in all."""
 
+_WRITTEN = "[!-~]+"
+"""Of a host and a path: printable ASCII without spaces, as they go into the head of a request."""
+
 
 def parse_url(base_url: str) -> SplitResult:
     """The parts of an endpoint's base URL; :raises ValueError: with what is wrong with it."""
     try:
         url = urlsplit(base_url)
-        there = url.scheme in ("http", "https") and url.hostname is not None and url.port != 0
+        host = (url.hostname or "").encode("idna").decode()
+        there = url.scheme in ("http", "https") and host and url.port != 0
     except ValueError:
         there = False
-    if not there or not url.path.isascii() or not url.path.isprintable() or " " in url.path:
+    if not there or not re.fullmatch(_WRITTEN, host + url.path):
         raise ValueError(f"must be like http://127.0.0.1:8000/v1, got {base_url!r}")
     if url.username is not None:
         raise ValueError("holds a name or a password; a key comes from the environment, by api_key_env")

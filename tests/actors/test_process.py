@@ -269,6 +269,16 @@ async def test_stderr_that_is_no_text_is_reported_all_the_same() -> None:
             await slm.start(tasks)
 
 
+async def test_a_worker_that_is_stopped_ends_when_it_is_asked_to() -> None:
+    slm = worker(SERVE)
+    async with scope(slm) as tasks:
+        await slm.start(tasks)
+        os.kill(slm.pid, signal.SIGSTOP)
+        with anyio.fail_after(5):
+            await slm.stop(60)
+        assert slm._child is not None and slm._child.code == 0
+
+
 async def test_a_worker_deaf_to_stop_is_terminated() -> None:
     slm = worker("channel.send(ready); time.sleep(60)")
     async with scope(slm) as tasks:

@@ -95,6 +95,10 @@ def test_an_endpoint_has_a_url_and_the_name_of_a_variable() -> None:
             "http://127.0.0.1:99999/v1",
             "must be like http://127.0.0.1:8000/v1, got 'http://127.0.0.1:99999/v1'",
         ),
+        ("http://a b/v1", "must be like http://127.0.0.1:8000/v1, got 'http://a b/v1'"),
+        ("http://a\x01b/v1", "must be like http://127.0.0.1:8000/v1, got 'http://a\\x01b/v1'"),
+        ("http://a..b/v1", "must be like http://127.0.0.1:8000/v1, got 'http://a..b/v1'"),
+        (f"http://{'a' * 64}.b/v1", "must be like http://127.0.0.1:8000/v1, got 'http://aaaa"),
         ("http://x/v 1", "must be like http://127.0.0.1:8000/v1, got 'http://x/v 1'"),
         (
             "https://me:s3cret@x/v1",
@@ -110,7 +114,16 @@ def test_a_url_has_nothing_that_would_be_left_out(url: str, why: str) -> None:
     assert "s3cret" not in found[0]
 
 
-@pytest.mark.parametrize("url", ["http://[::1]:8000/v1/", "https://x", "http://x:8000/some/path/v1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1]:8000/v1/",
+        "http://[::1]/v1",
+        "https://x",
+        "http://x:8000/some/path/v1",
+        "http://b\u00fccher.example",
+    ],
+)
 def test_a_url_may_have_any_host_and_path(url: str) -> None:
     endpoint = load_recipe(recipe(endpoint={"base_url": url})).model("llm").config.endpoint
     assert endpoint is not None

@@ -546,6 +546,30 @@ def test_a_special_token_that_is_not_shown_is_no_other_model(connect: Open) -> N
         connect(endpoint)
 
 
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://[::1]/v1", ("::1", 80)),
+        ("https://[fe80::1]/v1", ("fe80::1", 443)),
+        ("http://[::1]:8000/v1", ("::1", 8000)),
+        ("http://x/v1", ("x", 80)),
+    ],
+)
+def test_a_url_without_a_port_has_that_of_its_scheme(
+    monkeypatch: pytest.MonkeyPatch, url: str, address: tuple[str, int]
+) -> None:
+    called: list[tuple[str, int]] = []
+
+    def refuse(asked: tuple[str, int], *rest: object) -> None:
+        called.append(asked)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    with pytest.raises(ModelLoadError, match="ConnectionRefusedError"):
+        OpenAIEngine(ModelConfig(path=str(DEMO / "small"), endpoint=EndpointConfig(base_url=url)))
+    assert called == [address]
+
+
 def test_a_list_of_models_that_makes_no_sense_names_none(connect: Open) -> None:
     with Endpoint(logits=peaked, card={"id": MODEL, "max_model_len": "long"}) as endpoint:
         assert connect(endpoint).info.context_length == 1024

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import Served
+from tokenflow.server.requests import Chat, Tokenize, decode
 
 pytestmark = pytest.mark.anyio
 
@@ -125,6 +126,17 @@ async def test_variables_reach_the_chat_template(pair: Served) -> None:
     assert changed[0] != plain[0]
     ours = {"chat_template_kwargs": {"messages": [], "self": 1, "variables": 2, "most": 3}}
     assert (await pair.post("/v1/chat/completions", {**body, **ours})).json["prompt_token_ids"] == plain
+
+
+@pytest.mark.parametrize("shape", [Chat, Tokenize])
+def test_numbers_for_the_chat_template_are_as_they_are_written(shape: type[Chat | Tokenize]) -> None:
+    asked = decode(
+        b'{"messages": [{"role": "user", "content": "a", "x": [1.0, 1, 1e2]}], "n": 2.0,'
+        b' "chat_template_kwargs": {"low": 1.0, "high": 1e400, "whole": 3}}',
+        shape,
+    )
+    assert repr(asked.messages) == "[{'role': 'user', 'content': 'a', 'x': [1.0, 1, 100.0]}]"
+    assert repr(asked.chat_template_kwargs) == "{'low': 1.0, 'high': inf, 'whole': 3}"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import Served
-from tokenflow.server.logprobs import text_logprobs
+from tokenflow.server.logprobs import Offsets, text_logprobs
 
 pytestmark = pytest.mark.anyio
 
@@ -125,6 +125,7 @@ async def test_choices_of_one_seed_differ_and_can_be_had_again(pair: Served) -> 
     said = [choice["text"] for choice in drawn["choices"]]
     first, again, second, _ = drawn["tokenflow"]["seeds"]
     assert first == again != second
+    assert max(first, second) < 2**53, "a client that has floats only cannot give it back"
     assert len(set(said)) == 4
     assert await texts(n=2, seed=first) == said[:2]
     assert await texts(n=2, seed=second) == said[2:]
@@ -168,7 +169,7 @@ async def test_logprobs_hold_each_token_with_its_own_number_among_the_best(pair:
 async def test_offsets_are_those_of_text_that_was_held_back_for_a_stop_string(
     pair: Served, stream: bool
 ) -> None:
-    """A token that shows that no stop string comes brings the text of those before it, and begins behind."""
+    """A token that shows that no stop string comes brings the text of those before it; each has its place."""
     plain = await pair.service.router.generate(PROMPT, max_tokens=12, ignore_eos=True)
     held = "".join(token.text for token in plain.tokens[2:6])
     settings = {
@@ -183,9 +184,14 @@ async def test_offsets_are_those_of_text_that_was_held_back_for_a_stop_string(
     text = "".join(choice["text"] for choice in choices)
     assert text == plain.text
     offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
-    assert offsets[5] == sum(len(token.text) for token in plain.tokens[:5])
-    for token, offset in list(zip(plain.tokens, offsets, strict=True))[5:]:
-        assert text[offset:].startswith(token.text)
+    assert offsets == [sum(len(token.text) for token in plain.tokens[:index]) for index in range(12)]
+    # Held back to the end, and never followed by the rest of the stop string; and one that does end it.
+    for stop, shown in ((plain.text + "\0", plain.text), (held, plain.text.partition(held)[0])):
+        answer = await pair.complete(PROMPT, **{**settings, "stop": stop})
+        choices = [event["choices"][0] for event in answer] if stream else answer["choices"]
+        assert "".join(choice["text"] for choice in choices) == shown
+        found = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+        assert found == offsets[: len(found)]
 
 
 async def test_the_end_of_a_response_has_an_entry_and_no_text(pair: Served) -> None:
@@ -237,7 +243,8 @@ async def test_an_echo_begins_with_the_prompt_and_its_scores(pair: Served) -> No
     (choice,) = answer["choices"]
     scored = await pair.service.router.score(TEXT, top=1)
     direct = await pair.service.router.generate(TEXT, max_tokens=1, logprobs=True, top_logprobs=1)
-    expected, _ = text_logprobs((*scored, *direct.tokens), pair.service.speller(), 0)
+    speller = pair.service.speller()
+    expected = text_logprobs((*scored, *direct.tokens), speller, Offsets(speller))
     assert choice["text"] == TEXT + direct.text
     assert choice["logprobs"] == expected
     assert choice["logprobs"]["token_logprobs"][0] is None

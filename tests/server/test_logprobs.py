@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken
 
 from tests.text.conftest import save, word_level
-from tokenflow.server.logprobs import Speller, chat_logprobs, text_logprobs
+from tokenflow.server.logprobs import Offsets, Speller, chat_logprobs, text_logprobs
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.types import Logprob, Token
 
@@ -26,14 +26,12 @@ def test_two_ids_of_one_text_have_two_names(tmp_path: Path) -> None:
     speller = Speller(tokenizer(tmp_path))
     best = tuple(Logprob(token, -float(token)) for token in (1, 2, 3, 4, 9))
     for token in (1, 2, 3, 4, 9):
-        said = "" if token == 9 else "a"  # an id that the tokenizer lacks has no text
-        written = Token(token, said, "slm", -float(token), best)
-        logprobs, offset = text_logprobs([written], speller, 7)
+        written = Token(token, "a", "slm", -float(token), best)
+        logprobs = text_logprobs([written], speller, Offsets(speller))
         (top,) = logprobs["top_logprobs"]
         assert len(top) == 5
         assert sorted(top.values()) == sorted(item.logprob for item in best)
         assert top[logprobs["tokens"][0]] == -float(token)
-        assert (logprobs["text_offset"], offset) == ([7], 7 + len(said))
     assert speller.text(3) == r"bytes:\xe6"
     assert speller.bytes(3) == [0xE6]
     assert (speller.text(9), speller.bytes(9)) == ("token_id:9", [])
@@ -43,7 +41,7 @@ def test_two_ids_of_one_text_have_two_names(tmp_path: Path) -> None:
 def test_what_json_cannot_write_is_a_very_small_number(tmp_path: Path, logprob: float) -> None:
     speller = Speller(tokenizer(tmp_path))
     token = Token(1, "a", "slm", logprob, (Logprob(1, logprob), Logprob(3, float("-inf"))))
-    logprobs, _ = text_logprobs([token], speller, 0)
+    logprobs = text_logprobs([token], speller, Offsets(speller))
     assert logprobs["token_logprobs"] == [-9999.0]
     assert set(logprobs["top_logprobs"][0].values()) == {-9999.0}
     (entry,) = chat_logprobs([token], speller)["content"]
@@ -51,13 +49,12 @@ def test_what_json_cannot_write_is_a_very_small_number(tmp_path: Path, logprob: 
 
 
 def test_a_token_begins_where_the_first_character_that_it_is_a_part_of_does(tmp_path: Path) -> None:
-    """Its text may hold more: the rest of a character, or what was held back before it."""
+    """Which others may complete, or nobody; an id that the tokenizer lacks has no text."""
     made = tokenizer(tmp_path)
     made._pieces.update({1: b"a", 2: b"b\xe6", 3: b"\xbc", 4: b"\xa2c"})
-    written = [
-        Token(token, text, "slm", -1.0, ())
-        for token, text in ((1, ""), (1, "aa"), (2, "b"), (3, ""), (4, "\u6f22c"), (1, ""), (1, "aa"))
-    ]
-    logprobs, end = text_logprobs(written, Speller(made), 10)
-    assert logprobs["text_offset"] == [10, 11, 12, 13, 13, 15, 16]
-    assert end == 17
+    ids = [1, 1, 2, 3, 4, 1, 9, 1, 2, 1, 1]
+    text = "aab\u6f22caab\ufffdaa"
+    places = Offsets(Speller(made), 10)
+    offsets = [places.next(token) for token in ids]
+    assert offsets == [10, 11, 12, 13, 13, 15, 16, 16, 17, 19, 20]
+    assert offsets[-1] == 10 + len(text) - 1

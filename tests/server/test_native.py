@@ -107,6 +107,17 @@ async def test_log_probabilities_are_triples_of_number_id_and_text(pair: Served)
             "sampling_params.max_new_tokens: expected int, got str",
         ),
         (
+            {"text": "a", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 5}},
+            "sampling_params.min_new_tokens",
+            "sampling_params.min_new_tokens 9 exceeds sampling_params.max_new_tokens 5",
+        ),
+        (
+            {"text": "a", "sampling_params": {"stop": ["stop", ""]}},
+            "sampling_params.stop",
+            "sampling_params.stop must be texts of at least one character each, without lone surrogates, got "
+            "('stop', '')",
+        ),
+        (
             {"text": "a", "sampling_params": {"stop": ["a", 1]}},
             "sampling_params.stop[1]",
             "sampling_params.stop[1]: expected str, got int",

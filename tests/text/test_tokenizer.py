@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
@@ -102,6 +102,17 @@ def test_what_a_tokenizer_lacks_and_what_it_spells_has_a_place_in_the_text() -> 
     tokenizer = Tokenizer.load(DEMO / "small")
     assert tokenizer.starts("図🙂 a🙂") == [0, 0, 1, 2, 3, 4]
     assert tokenizer.starts("a<eos>b", add_special_tokens=False) == [0, 1, 6]
+
+
+def test_a_token_does_not_begin_in_characters_that_were_made_into_one_before_it(tmp_path: Path) -> None:
+    """Or left out; but with the space before a word, which is a part of it that some offsets leave out."""
+    backend = Backend(models.WordLevel({"<unk>": 0, "\u00e9": 1, "a": 2}, unk_token="<unk>"))
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Whitespace(), pre_tokenizers.Split(Regex("."), "isolated")]
+    )
+    tokenizer = Tokenizer.load(save(tmp_path, backend, {}))
+    assert tokenizer.starts("e\u0301a a") == [0, 2, 3]
 
 
 def test_a_bad_byte_of_a_byte_fallback_run_spoils_only_itself(directories: dict[str, Path]) -> None:

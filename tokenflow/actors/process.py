@@ -67,6 +67,8 @@ class WorkerProcess:
         self._step: asyncio.Future[StepDone] | None = None
         self._ahead: deque[asyncio.Future[StepDone]] = deque()
         self._scores: dict[int, asyncio.Future[Scored]] = {}
+        # In the order in which the worker does it: what it ends of is the first.
+        self._asked: deque[asyncio.Future[StepDone] | asyncio.Future[Scored]] = deque()
         self._deadline: asyncio.TimerHandle | None = None
         self._over = asyncio.Event()
         self._reason = ""
@@ -129,7 +131,7 @@ class WorkerProcess:
             self._step.set_exception(WorkerDied(str(self.error)))
         else:
             self._channel.send(step)
-            self._expect(self.hello.config.step_timeout)
+            self._ask(self._step)
         return self._step
 
     def ahead(self) -> asyncio.Future[StepDone]:
@@ -144,26 +146,27 @@ class WorkerProcess:
     async def score(self, score: Score) -> Scored | None:
         """Ask for the log-probabilities of given tokens; the worker answers between two steps.
 
-        None if the worker ended before it came to that.
+        None if the worker ended before it came to that, or for something else.
 
         :raises WorkerDied: if the worker ended while it was at it.
         """
         assert self._channel is not None
+        while self._scores and self.error is None:
+            # Whoever asked has left: steps shall come in between all the same.
+            await asyncio.wait(self._scores.values())
         if self.error is not None:
             return None
-        before = self._step
+        unheard = self._over.is_set()
         waiting: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
         self._scores[score.id] = waiting
         self._channel.send(score)
-        self._expect(self.hello.config.step_timeout)
+        self._ask(waiting)
         try:
-            return await waiting
+            return await asyncio.shield(waiting)
         except TokenflowError as error:
-            if before is not None and (before.cancelled() or before.exception() is not None):
+            if unheard or self._stopping or self._asked[0] is not waiting:
                 return None
             raise WorkerDied(str(error)) from None
-        finally:
-            del self._scores[score.id]
 
     async def stop(self, grace_s: float) -> None:
         """Ask the worker to finish; terminate and then kill it if it does not within ``grace_s`` each."""
@@ -172,7 +175,7 @@ class WorkerProcess:
         if self._child is not None and self._channel is not None:
             self._channel.send(Stop())
             for last_resort in (signal.SIGTERM, signal.SIGKILL):
-                with anyio.move_on_after(grace_s):
+                with self._child.awake(), anyio.move_on_after(grace_s):
                     await self._child.wait()
                 self._child.kill_group(last_resort)
             await self._buried()
@@ -203,9 +206,11 @@ class WorkerProcess:
         if isinstance(message, StepDone) and self._step is not None and not self._step.done():
             self.steps += bool(message.rows or message.failed)
             answered = self._step
+            self._asked.remove(answered)
             if message.ahead:
                 self._step = answered.get_loop().create_future()
                 self._ahead.append(self._step)
+                self._asked.appendleft(self._step)
             answered.set_result(message)
             self._answered()
         elif isinstance(message, Claim) and self._claim is not None and not self._claim.done():
@@ -217,10 +222,10 @@ class WorkerProcess:
         elif isinstance(message, Failure):
             self._failure = message
             self._over.set()
-        elif isinstance(message, Scored):
-            # Whoever asked may have left.
-            if (waiting := self._scores.get(message.id)) is not None and not waiting.done():
-                waiting.set_result(message)
+        elif isinstance(message, Scored) and message.id in self._scores:
+            waiting = self._scores.pop(message.id)
+            self._asked.remove(waiting)
+            waiting.set_result(message)
             self._answered()
         else:
             raise ProtocolError(f"unexpected {type(message).__name__} from {self._name}")
@@ -239,6 +244,10 @@ class WorkerProcess:
     def _name(self) -> str:
         return f"worker of model {self.hello.model!r} (pid {self.pid})"
 
+    def _ask(self, answer: asyncio.Future[StepDone] | asyncio.Future[Scored]) -> None:
+        self._asked.append(answer)
+        self._expect(self.hello.config.step_timeout)
+
     def _expect(self, seconds: float) -> None:
         """Something has to come within ``seconds``; not later because more is asked meanwhile."""
         if self._deadline is None:
@@ -251,7 +260,7 @@ class WorkerProcess:
     def _answered(self) -> None:
         """It has done one thing; what else it was asked for takes as long again."""
         self._rest()
-        if self.busy or not all(score.done() for score in self._scores.values()):
+        if self._asked and not self._stopping:
             self._expect(self.hello.config.step_timeout)
 
     def _rest(self) -> None:

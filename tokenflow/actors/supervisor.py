@@ -116,7 +116,8 @@ class Supervisor:
             self._settled.clear()
         await self._settled.wait()
         if self.error is not None:
-            raise self.error
+            # Of its own: an error keeps the frames of everybody that it was raised for.
+            raise type(self.error)(str(self.error))
         return self._worker
 
     async def keep_alive(self, tasks: TaskGroup) -> None:

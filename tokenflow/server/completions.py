@@ -15,7 +15,7 @@ from tokenflow.prompts import Prompt
 from tokenflow.server.answers import ANY_TEXT, End, Extras, Mould, Ours, Usage, finish, ours, usage
 from tokenflow.server.errors import invalid
 from tokenflow.server.generation import answer, check_count, choices, paced, prepare, renamed
-from tokenflow.server.logprobs import Speller, text_logprobs
+from tokenflow.server.logprobs import Offsets, Speller, text_logprobs
 from tokenflow.server.reading import read
 from tokenflow.server.records import record_of, service_of
 from tokenflow.server.requests import Completions
@@ -76,13 +76,13 @@ class TextShape:
         self._verifying = verifying
         self._extras = Extras(bool(request.return_token_ids), bool(request.return_models))
         self._n = request.n or 1
-        self._offsets: dict[int, int] = {}
+        self._places: dict[int, Offsets] = {}
         self._moulds: dict[int, Mould] = {}
 
     def events(self, index: int, event: StreamEvent) -> bytes:
         if event.completion is None and (mould := self._moulds.get(index)) is not None:
             return mould.cast(event.text)
-        first = index not in self._offsets
+        first = index not in self._places
         said = self._event(
             [self._choice(index, event.text, event.tokens, finish(event.completion), first=first)]
         )
@@ -117,11 +117,13 @@ class TextShape:
         if first and self._extras.token_ids:
             prompt_ids = self._prompts[index // self._n]
         echo = self._echoes[index // self._n] if first and self._echoes else None
+        if first:
+            special = self._request.skip_special_tokens is False
+            start = 0 if echo is None else len(echo.text)
+            self._places[index] = Offsets(self._speller, start, special=special)
         logprobs = None
-        offset = len(echo.text) if echo is not None else self._offsets.get(index, 0)
         if self._request.logprobs is not None:
-            logprobs, offset = text_logprobs(tokens, self._speller, offset)
-        self._offsets[index] = offset
+            logprobs = text_logprobs(tokens, self._speller, self._places[index])
         if echo is not None:
             text, tokens = echo.text + text, (*echo.tokens, *tokens)
             if logprobs is not None:
@@ -242,7 +244,7 @@ def _echo_logprobs(
 ) -> Mapping[str, Any]:
     """The ``logprobs`` of a prompt; offsets are those in its text as the client wrote it."""
     speller = service.speller(as_ids=bool(asked.return_tokens_as_token_ids))
-    logprobs, _ = text_logprobs(scored, speller, 0)
+    logprobs = text_logprobs(scored, speller, Offsets(speller))
     if isinstance(prompt, str):
         special = asked.add_special_tokens is not False
         starts = service.router.tokenizer.starts(prompt, special)

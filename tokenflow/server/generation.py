@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ T = TypeVar("T")
 MOST_RESPONSES = 1024
 _WORDS = frozenset(("prompt", "template"))
 """Settings whose names mean the same thing to everybody in a message."""
+_SEED_BITS = 53
+"""More than these of a number are lost on clients that read JSON's numbers as floats."""
 _AT_ONCE = 16
 """Responses prepared before others get a turn."""
 
@@ -48,7 +51,7 @@ def choices(service: Service, prompt: Sequence[int], sampling: Mapping[str, Any]
     with it gets all of them again.
     """
     if sampling["seed"] is None and service.router.recipe.sampling.get("seed") is None:
-        sampling = {**sampling, "seed": secrets.randbits(63)}
+        sampling = {**sampling, "seed": secrets.randbits(_SEED_BITS)}
     return [Wish(prompt, {**sampling, "choice": choice}) for choice in range(n)]
 
 
@@ -76,10 +79,10 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     except InvalidRequest as error:
         if error.param is None or error.param not in names:
             raise
-        name, message = names[error.param], str(error)
-        if error.param not in _WORDS:
-            message = message.replace(error.param, name, 1)
-        raise type(error)(message, name) from None
+        theirs = {ours: name for ours, name in names.items() if ours not in _WORDS}
+        rule, got, value = str(error).partition(", got ")
+        rule = re.sub(r"\w+", lambda word: theirs.get(word[0], word[0]), rule)
+        raise type(error)(rule + got + value, names[error.param]) from None
 
 
 async def prepare(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tokenflow.text.detokenizer import Detokenizer
 from tokenflow.text.tokenizer import Tokenizer
 from tokenflow.types import Token
 
@@ -22,7 +23,7 @@ class Speller:
     """
 
     def __init__(self, tokenizer: Tokenizer, as_ids: bool = False) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._as_ids = as_ids
         self._known: dict[int, str] = {}
         self._widths: dict[int, int] = {}
@@ -36,7 +37,7 @@ class Speller:
 
     def bytes(self, token: int) -> list[int]:
         """The bytes that a token adds to a text."""
-        return list(self._tokenizer.piece(token)) if token < len(self._tokenizer) else []
+        return list(self.tokenizer.piece(token)) if token < len(self.tokenizer) else []
 
     def width(self, token: int) -> int:
         """The characters that a token is a part of."""
@@ -46,21 +47,46 @@ class Speller:
         return known
 
     def _spell(self, token: int) -> str:
-        if self._as_ids or token >= len(self._tokenizer):
+        if self._as_ids or token >= len(self.tokenizer):
             return f"token_id:{token}"
-        piece = self._tokenizer.piece(token)
+        piece = self.tokenizer.piece(token)
         try:
             return piece.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def text_logprobs(tokens: Iterable[Token], speller: Speller, offset: int) -> tuple[dict[str, Any], int]:
-    """The ``logprobs`` of a text completion, and where in the text its next token begins.
+class Offsets:
+    """Where in a text each token begins, in characters: with the first one that it is a part of.
+
+    It reads the tokens themselves, since what is shown with one of them may have been held back before it.
+    Those of a stop string have places as well, behind the end of the text.
+
+    :param start: where the first token begins.
+    :param special: special tokens show as they are spelled.
+    """
+
+    def __init__(self, speller: Speller, start: int = 0, *, special: bool = False) -> None:
+        self._speller = speller
+        self._detokenizer = Detokenizer(speller.tokenizer, special=special)
+        self._end = start
+
+    def next(self, token: int) -> int:
+        """Where this token begins, which follows the last one."""
+        known = token < len(self._speller.tokenizer)
+        added = len(self._detokenizer.push((token,))) if known else 0
+        # Before its own characters there may be one that was never completed.
+        begin = self._end + max(0, added - self._speller.width(token))
+        self._end += added
+        return begin
+
+
+def text_logprobs(tokens: Iterable[Token], speller: Speller, places: Offsets) -> dict[str, Any]:
+    """The ``logprobs`` of a text completion, or of what a stream adds to it.
 
     ``top_logprobs`` always holds the token itself, with the same number.  ``models`` is ours.
 
-    :param offset: where in the text the first token begins.
+    :param places: gives the offsets, and has seen the tokens before.
     """
     spelled: list[str] = []
     values: list[float | None] = []
@@ -70,10 +96,8 @@ def text_logprobs(tokens: Iterable[Token], speller: Speller, offset: int) -> tup
     for token in tokens:
         name = speller.text(token.id)
         spelled.append(name)
-        # Its text may begin with what was held back before it, lest it become a stop string.
-        offsets.append(offset + max(0, len(token.text) - speller.width(token.id)))
+        offsets.append(places.next(token.id))
         models.append(token.model)
-        offset += len(token.text)
         if token.logprob is None:
             values.append(None)
             tops.append(None)
@@ -86,14 +110,13 @@ def text_logprobs(tokens: Iterable[Token], speller: Speller, offset: int) -> tup
                 other = speller.text(best.id)
                 top[other if other not in top else f"token_id:{best.id}"] = number(best.logprob)
         tops.append(top)
-    logprobs = {
+    return {
         "text_offset": offsets,
         "token_logprobs": values,
         "tokens": spelled,
         "top_logprobs": tops,
         "models": models,
     }
-    return logprobs, offset
 
 
 def chat_logprobs(tokens: Sequence[Token], speller: Speller) -> dict[str, Any]:

@@ -266,7 +266,15 @@ def _number(written: str) -> int | float:
     return int(value) if value.is_integer() and abs(value) < 2**63 else value
 
 
+class _AsWritten(Struct, frozen=True):
+    """What a chat template sees, where ``1.0`` is not ``1``."""
+
+    messages: Any = None
+    chat_template_kwargs: Any = None
+
+
 _JSON = msgspec.json.Decoder(float_hook=_number)
+_AS_WRITTEN = msgspec.json.Decoder(_AsWritten, float_hook=float)
 
 
 def decode(body: bytes, shape: type[T]) -> T:
@@ -283,6 +291,9 @@ def decode(body: bytes, shape: type[T]) -> T:
         raise invalid(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise invalid("the body must be a JSON object")
+    if seen := data.keys() & _AsWritten.__struct_fields__:
+        written = _AS_WRITTEN.decode(body)
+        data |= {name: getattr(written, name) for name in seen}
     refuse(data, _CHAT_REFUSED if shape is Chat else _REFUSED)
     options = data.get("stream_options")
     if isinstance(options, dict):

@@ -156,7 +156,7 @@ class Tokenizer:
         encoding = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         for begin, after in encoding.offsets:
             # Some tokenizers leave the space before a word out of its offsets.
-            starts.append(end if after == 0 else min(begin, end))
+            starts.append(end if after == 0 or text[end:begin].isspace() else begin)
             end = max(end, after)
         return starts
 

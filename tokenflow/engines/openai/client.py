@@ -48,8 +48,9 @@ class Client:
         except ValueError as error:
             raise ModelLoadError(f"endpoint.base_url {error}") from None
         self.url = endpoint.base_url.rstrip("/")
-        self._host, self._port = url.hostname or "", url.port
         self._connect = HTTPSConnection if url.scheme == "https" else HTTPConnection
+        # Without a port, a part of an IPv6 address would be taken for one.
+        self._host, self._port = url.hostname or "", url.port or self._connect.default_port
         self._path = url.path.rstrip("/")
         self.timeout_s = endpoint.timeout_s
         self._headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
