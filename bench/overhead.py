@@ -184,7 +184,7 @@ def main() -> None:
                 "models": {"slm": {"path": path}, "llm": {"path": path}},
                 "routes": {"slm": [{"when": "entropy > 1.5", "to": "llm", "send": "drop_last"}]},
             }
-            result["slm_step"] += [breakdown("29 M weights, CPU", real, n, [5] * 240, 120) for n in (1, 8)]
+            result["slm_step"] += [breakdown("29 M weights, CPU", real, n, [5] * 240, 120) for n in (1, 4, 8)]
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     report(result)
