@@ -16,6 +16,8 @@ _WRITTEN = "[!-~]+"
 
 def parse_url(base_url: str) -> SplitResult:
     """The parts of an endpoint's base URL; :raises ValueError: with what is wrong with it."""
+    if "@" in base_url.partition("://")[2].partition("/")[0]:  # which is not shown, whatever else is wrong
+        raise ValueError("holds a name or a password; a key comes from the environment, by api_key_env")
     try:
         url = urlsplit(base_url)
         host = (url.hostname or "").encode("idna").decode()
@@ -24,8 +26,6 @@ def parse_url(base_url: str) -> SplitResult:
         there = False
     if not there or not re.fullmatch(_WRITTEN, host + url.path):
         raise ValueError(f"must be like http://127.0.0.1:8000/v1, got {base_url!r}")
-    if url.username is not None:
-        raise ValueError("holds a name or a password; a key comes from the environment, by api_key_env")
     if url.query or url.fragment:
         raise ValueError(f"must end with its path, as in http://127.0.0.1:8000/v1, got {base_url!r}")
     return url

@@ -104,6 +104,10 @@ def test_an_endpoint_has_a_url_and_the_name_of_a_variable() -> None:
             "https://me:s3cret@x/v1",
             "holds a name or a password; a key comes from the environment, by api_key_env",
         ),
+        (
+            "https://me:s3cret@x:99999/v1",
+            "holds a name or a password; a key comes from the environment, by api_key_env",
+        ),
         ("http://x/v1?version=2", "must end with its path, as in http://127.0.0.1:8000/v1, got "),
     ],
 )

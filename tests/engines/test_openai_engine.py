@@ -241,7 +241,7 @@ def test_the_endpoint_never_has_more_calls_open_than_allowed(concurrency: int) -
         engine.close()
         never.set()
         assert failures
-        assert endpoint.busiest == concurrency
+        assert min(concurrency, 2) <= endpoint.busiest <= concurrency
 
 
 def test_connections_are_kept(connect: Open) -> None:

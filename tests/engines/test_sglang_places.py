@@ -33,6 +33,7 @@ def test_cores_for_every_rank_are_enough(monkeypatch: pytest.MonkeyPatch, cores:
         ),
         ("", "rank 1 has no cores: SGLANG_CPU_OMP_THREADS_BIND is ''; set"),
         ("0|x", "SGLANG_CPU_OMP_THREADS_BIND has 'x' for the cores of a rank; it must be like 0-3 or 0,2"),
+        ("0-3|5-4", "SGLANG_CPU_OMP_THREADS_BIND has '5-4' for the cores of a rank; it must be like 0-3"),
         (
             "0-3|6-9",
             "SGLANG_CPU_OMP_THREADS_BIND has '6-9' for the cores of a rank, and there is no core 8 for",

@@ -262,13 +262,13 @@ def _require_cores(rank: int) -> None:
 
 def _cores(group: str) -> Iterator[int]:
     """The cores of a rank, as the environment has them; :raises ModelLoadError: if it has something else."""
-    if not _CORES.fullmatch(group):
+    parts = [part.partition("-") for part in group.split(",")]
+    if not _CORES.fullmatch(group) or any(last and int(first) > int(last) for first, _, last in parts):
         raise ModelLoadError(
             f"{SGLANG_CORES} has {group!r} for the cores of a rank; it must be like 0-3 or 0,2, with | "
             "between the ranks"
         )
-    for part in group.split(","):
-        first, _, last = part.partition("-")
+    for first, _, last in parts:
         yield from range(int(first), int(last or first) + 1)
 
 
