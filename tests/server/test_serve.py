@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -226,6 +227,18 @@ async def test_a_server_that_loads_listens_already_and_can_be_stopped(signals: l
         assert "Traceback" not in said
         _, alive = psutil.wait_procs(children, timeout=3)
         assert not alive
+
+
+async def test_signals_on_its_way_out_do_not_change_how_a_server_ends() -> None:
+    async with running() as server:
+        await server.until("loading")
+        while server.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                server.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.002)
+        code, said = await server.end()
+        assert code == 130, said
+        assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

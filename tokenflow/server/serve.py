@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -135,16 +135,16 @@ async def _live(service: Service, chosen: Options, address: str) -> int:
     """Load, serve until the first signal, drain; returns the exit code."""
     first, second = anyio.Event(), anyio.Event()
     recipe = service.router.recipe
-    if changed := chosen.changed():
-        _say(f"settings: {', '.join(f'{name} {value}' for name, value in changed.items())}")
-    simulated = recipe.simulated
-    members = ", ".join(
-        f"{model.name} ({'simulated' if model.name in simulated else model.config.path})"
-        for model in recipe.models
-    )
-    _say(f"{recipe.name}: loading {members}")
-    started = time.monotonic()
-    with anyio.open_signal_receiver(*_endings()) as signals, anyio.CancelScope() as loading:
+    with _hearing() as signals, anyio.CancelScope() as loading:
+        if changed := chosen.changed():
+            _say(f"settings: {', '.join(f'{name} {value}' for name, value in changed.items())}")
+        simulated = recipe.simulated
+        members = ", ".join(
+            f"{model.name} ({'simulated' if model.name in simulated else model.config.path})"
+            for model in recipe.models
+        )
+        _say(f"{recipe.name}: loading {members}")
+        started = time.monotonic()
         async with anyio.create_task_group() as tasks:
 
             def interrupt() -> None:
@@ -169,6 +169,18 @@ async def _live(service: Service, chosen: Options, address: str) -> int:
     return (
         _EXIT_OK if first.is_set() and not second.is_set() and not loading.cancel_called else _EXIT_INTERRUPT
     )
+
+
+@contextlib.contextmanager
+def _hearing() -> Iterator[AsyncIterator[signal.Signals]]:
+    """The signals that end a server, for as long as it lives; they do not cut the way out short."""
+    endings = _endings()
+    try:
+        with anyio.open_signal_receiver(*endings) as signals:
+            yield signals
+    finally:
+        for number in endings:
+            signal.signal(number, signal.SIG_IGN)
 
 
 async def _hear(
