@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ import pytest
 
 from tests.recipes import ENGINE
 from tokenflow.actors.child import Child
-from tokenflow.actors.nursery import COMMAND, Nursery
+from tokenflow.actors.nursery import COMMAND, Nursery, _Process
 from tokenflow.actors.process import WorkerProcess
 from tokenflow.errors import WorkerDied
 from tokenflow.types import ModelConfig
@@ -93,9 +94,14 @@ async def test_a_worker_may_use_its_own_number_of_threads(nursery: Nursery, tmp_
 async def test_a_launch_that_is_cancelled_leaves_no_worker(nursery: Nursery) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, tempfile.TemporaryFile() as stderr:
+
+        async def launch() -> None:
+            # One that was there before it was cancelled is its caller's.
+            (await nursery.launch(theirs.fileno(), stderr.fileno(), 1)).kill_group(signal.SIGKILL)
+
         for turns in range(6):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(nursery.launch, theirs.fileno(), stderr.fileno(), 1)
+                tasks.start_soon(launch)
                 for _ in range(turns):
                     await anyio.lowlevel.checkpoint()
                 tasks.cancel_scope.cancel()
@@ -103,6 +109,23 @@ async def test_a_launch_that_is_cancelled_leaves_no_worker(nursery: Nursery) -> 
         theirs.close()
         await _until_only(nursery, child)
     await child.wait()
+
+
+async def test_a_launch_that_is_cancelled_when_its_worker_is_born_leaves_none(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, tempfile.TemporaryFile() as stderr:
+        arguments = (theirs.fileno(), stderr.fileno(), 1)
+        first = await nursery.launch(*arguments)
+        loop, launch = asyncio.get_running_loop(), asyncio.ensure_future(nursery.launch(*arguments))
+        with monkeypatch.context() as patch:
+            patch.setattr(_Process, "_watch", lambda *_: loop.call_soon(launch.cancel))
+            with pytest.raises(asyncio.CancelledError):
+                await launch
+        await _until_only(nursery, first)
+        first.kill_group(signal.SIGKILL)
+    await first.wait()
 
 
 async def test_a_nursery_that_is_lost_takes_its_workers_along_and_is_replaced(

@@ -115,6 +115,11 @@ class _Process:
                 return await birth
         except EOFError:
             raise await self._death() from None
+        except asyncio.CancelledError:
+            if birth.done() and not birth.cancelled() and birth.exception() is None:
+                # It was born while the cancellation was on its way: nobody else knows of it.
+                birth.result().kill_group(signal.SIGKILL)
+            raise
         raise await self.give_up(f"{_BIRTH_S:g} s in which no worker came")
 
     async def stop(self) -> None:
