@@ -85,6 +85,19 @@ async def test_memory_for_one_request_is_enough_for_two_that_run_ahead(tmp_path:
     assert [answer.token_ids for answer in both] == [answer.token_ids for answer in alone]
 
 
+async def test_nobody_books_memory_ahead_that_its_response_cannot_use(tmp_path: Path) -> None:
+    """Two fit exactly: who comes late joins the one that is about to end."""
+    log = Log()
+    recipe = recipe_of((toy_model(tmp_path, "only", 1, step_s=0.005, kv_capacity=(2 + 120) + (30 + 5)),), {})
+    async with Router(recipe, observer=log) as router:
+        first = asyncio.ensure_future(router.generate([1, 40], max_tokens=120, ignore_eos=True))
+        await log.until(lambda: len(log.steps) > 85)
+        await router.generate([1] * 30, max_tokens=5, ignore_eos=True)
+        assert not first.done()
+        await first
+    assert not any(opened.epoch for _, step, _ in log.steps for opened in step.open)
+
+
 async def test_where_the_router_decides_who_goes_on_no_worker_does(tmp_path: Path) -> None:
     log = Log()
     recipe = replace(toy_pair(tmp_path), rollback=3)

@@ -338,7 +338,7 @@ def test_rows_without_a_token_to_draw_are_found(rows: list[list[float]], limit: 
         if any(math.isnan(v) or v == INFINITY for v in row) or not any(v > -INFINITY for v in row[:limit])
     ]
     logits = torch.tensor(rows)
-    assert unusable_rows(logits, limit, peaks(logits, limit).logits) == expected
+    assert unusable_rows(logits, limit, peaks(logits, limit).logits) == set(expected)
 
 
 @given(

@@ -30,7 +30,8 @@ def run(
     truncate: Sequence[tuple[int, int]] = (),
 ) -> StepDone:
     """One step, to its end."""
-    done = worker.run(Step(1, list(drop), list(opens), list(truncate), list(rows)))
+    with worker.mode:
+        done = worker.run(Step(1, list(drop), list(opens), list(truncate), list(rows)))
     assert isinstance(done, StepDone)
     worker.wait()
     return done

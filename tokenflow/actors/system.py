@@ -40,7 +40,7 @@ from tokenflow.wire.messages import Ready, Step, StepDone
 
 log = logging.getLogger("tokenflow.system")
 
-_UNSEEN = 32
+_UNSEEN = 64
 """Tokens: the router's part of a step is nothing when it is shared by so many."""
 
 Observer = Callable[[str, Step, StepDone], None]
@@ -247,9 +247,10 @@ class ActorSystem:
 
     def reserve(self, sequence: Sequence) -> None:
         """Book memory for tokens to come, so that a worker may write some before they are seen here."""
-        length = len(sequence.tokens)
-        if sequence.phase is Phase.ACTIVE and not self._queue and sequence.booked - length < _UNSEEN // 2:
-            sequence.booked = self._ledger.reserve(sequence.id, length + 1 + _UNSEEN)
+        length = len(sequence.tokens) + 1
+        if sequence.booked - length < _UNSEEN * 3 // 4 and sequence.phase is Phase.ACTIVE and not self._queue:
+            longest = sequence.prompt_tokens + sequence.limits.max_tokens
+            sequence.booked = self._ledger.reserve(sequence.id, min(length + _UNSEEN, longest))
 
     def finish(
         self, sequence: Sequence, reason: FinishReason | None = None, error: TokenflowError | None = None

@@ -165,7 +165,7 @@ class Peaks(NamedTuple):
 def peaks(logits: Tensor, vocab_limit: int) -> Peaks:
     """The peaks of ``logits``, float32 [B, V], among the ids below ``vocab_limit``; reads the logits once."""
     legal = logits if vocab_limit >= logits.shape[1] else logits[:, :vocab_limit]
-    if logits.device.type == "cpu":  # by way of numpy, which takes a third of the time
+    if logits.is_cpu:  # by way of numpy, which takes a third of the time
         rows = legal.numpy()
         best = rows.argmax(-1).tolist()
         return Peaks([rows.item(row, token) for row, token in enumerate(best)], best)
@@ -173,7 +173,7 @@ def peaks(logits: Tensor, vocab_limit: int) -> Peaks:
     return Peaks(legal.gather(1, ids[:, None])[:, 0].tolist(), ids.tolist())
 
 
-def unusable_rows(logits: Tensor, vocab_limit: int, best: Sequence[float]) -> list[int]:
+def unusable_rows(logits: Tensor, vocab_limit: int, best: Sequence[float]) -> set[int]:
     """Rows of ``logits`` [B, V] that no token can be drawn from.
 
     Those are rows with NaN or +infinity anywhere, or without a finite value below ``vocab_limit``; -infinity
@@ -185,7 +185,7 @@ def unusable_rows(logits: Tensor, vocab_limit: int, best: Sequence[float]) -> li
     if vocab_limit < logits.shape[1]:
         padding: list[float] = logits[:, vocab_limit:].amax(-1).tolist()
         unusable |= {row for row, value in enumerate(padding) if not value < math.inf}
-    return sorted(unusable)
+    return unusable
 
 
 def _change(row: Tensor, amounts: Mapping[int, float], change: Callable[[Tensor, Tensor], Tensor]) -> None:

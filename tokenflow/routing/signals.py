@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 _FLOOR = -1e4
-"""Finite stand-in for -inf, the distance of an impossible id to the best: exp of it is 0 in float32, and 0
-times it is 0."""
+"""Finite stand-in for -inf, the log-probability of an impossible id: exp of it is 0 in float32, and 0 times
+it is 0."""
 
+_ZERO = torch.tensor(0.0)
 
 Value = TypeVar("Value")
 Own = TypeVar("Own", bound="Signals")
@@ -170,6 +171,11 @@ class Signals:
         return torch.softmax(self.logits(), -1)
 
     @computed
+    def logprobs(self) -> Tensor:
+        """Log-probabilities in nats, float32 [B, V]."""
+        return torch.log_softmax(self.logits(), -1)
+
+    @computed
     def logits(self) -> Tensor:
         """Raw logits, float32 [B, V]; -inf for excluded ids."""
         logits = self._logits.float()
@@ -185,14 +191,8 @@ class Signals:
 
     @computed
     def entropy_nats(self) -> Tensor:
-        """Entropy H = -sum p ln p of the next-token distribution, in nats, float32 [B].
-
-        Shannon's formula (1948) with ln p = (z - m) + ln p_m, where m is the largest logit: two terms of one
-        sign, so that nothing cancels, and a single exponential of each logit.
-        """
-        logits = self.logits()
-        below = (logits - logits.amax(-1, keepdim=True)).clamp_min_(_FLOOR)
-        return below.mul_(self.probs()).sum(-1).add_(self.confidence().log()).abs_()
+        """Entropy H = -sum p ln p of the next-token distribution, in nats, float32 [B] (Shannon 1948)."""
+        return _ZERO - self.logprobs().clamp_min(_FLOOR).mul_(self.probs()).sum(-1)
 
     @computed
     def confidence(self) -> Tensor:
@@ -208,7 +208,7 @@ class Signals:
     @computed
     def logprob(self) -> Tensor:
         """Log-probability of the sampled token at temperature 1, without truncation, in nats, float32 [B]."""
-        return torch.log_softmax(self.logits(), -1).gather(-1, self.token.unsqueeze(-1)).squeeze(-1)
+        return self.logprobs().gather(-1, self.token.unsqueeze(-1)).squeeze(-1)
 
 
 @cache

@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 import traceback
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
@@ -43,10 +44,12 @@ class Worker(Protocol):
     """Who answers a router.
 
     ``awake_s`` is how long it polls for the next message before it sleeps: a device whose steps take
-    milliseconds should not wait for its process to wake up.
+    milliseconds should not wait for its process to wake up.  ``mode`` is entered once, for all its steps: to
+    enter it takes 10 us.
     """
 
     awake_s: float
+    mode: AbstractContextManager[object]
 
     def ready(self, load_s: float) -> Ready:
         """The handshake's answer."""
@@ -83,11 +86,12 @@ def serve(sock: socket.socket) -> int:
         gc.freeze()
         channel.send(worker.ready(time.monotonic() - started))
         ahead = Ahead(hello)
-        while not isinstance(message := channel.receive(worker.awake_s), Stop):
-            if isinstance(message, Step):
-                _run(channel, worker, ahead, message)
-            elif not isinstance(message, Hold):
-                channel.send(worker.answer(message))
+        with worker.mode:
+            while not isinstance(message := channel.receive(worker.awake_s), Stop):
+                if isinstance(message, Step):
+                    _run(channel, worker, ahead, message)
+                elif not isinstance(message, Hold):
+                    channel.send(worker.answer(message))
     except (EOFError, ConnectionError):
         return 0
     except Exception as error:

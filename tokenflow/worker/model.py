@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from pathlib import Path
 
@@ -44,6 +45,7 @@ class ModelWorker:
         engine = self.engine
         # Where the model runs on the CPU, the cores are needed for the others.
         self.awake_s = 0.0 if engine.info.device == "cpu" else _AWAKE_S
+        self.mode: AbstractContextManager[object] = torch.inference_mode()
         self._hello = hello
         self._residents = Residents(engine)
         self._route = Route(hello, engine)
@@ -96,15 +98,13 @@ class ModelWorker:
         before = time.monotonic()
         output = self.engine.step(extends)
         forward_s = time.monotonic() - before
-        broken = {running[index]: why for index, why in output.failed.items()}
-        failed = [_endpoint_failed(step.rows[index], residents[index], why) for index, why in broken.items()]
-        whole = [index for index in range(len(residents)) if index not in broken]
-        with torch.inference_mode():
-            done, unusable = self._finish(
-                [step.rows[index] for index in whole],
-                [residents[index] for index in whole],
-                output,
-            )
+        rows, failed = step.rows, []
+        if output.failed:
+            broken = {running[index]: why for index, why in output.failed.items()}
+            failed = [_endpoint_failed(rows[index], residents[index], why) for index, why in broken.items()]
+            rows = [row for index, row in enumerate(rows) if index not in broken]
+            residents = [resident for index, resident in enumerate(residents) if index not in broken]
+        done, unusable = self._finish(rows, residents, output)
         failed += unusable
         return StepDone(step.id, done, failed, started, time.monotonic(), forward_s, sum(shares), cached)
 
@@ -123,7 +123,7 @@ class ModelWorker:
             raise EngineError(f"the engine returned {len(logits)} rows of logits instead of {sum(wanted)}")
         failed = []
         highest, best = peaks(logits, self._hello.vocab_limit)
-        if unusable := set(unusable_rows(logits, self._hello.vocab_limit, highest)):
+        if unusable := unusable_rows(logits, self._hello.vocab_limit, highest):
             starts = list(accumulate(wanted, initial=0))
             spans = [range(start, start + count) for start, count in zip(starts, wanted, strict=False)]
             bad = {index for index, span in enumerate(spans) if not unusable.isdisjoint(span)}

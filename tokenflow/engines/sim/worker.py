@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect
+from contextlib import AbstractContextManager, nullcontext
 
 from tokenflow.engines.sim.clock import sleep_until, tighten_timers
 from tokenflow.engines.sim.routes import load_routes
@@ -43,6 +44,7 @@ class SimWorker:
 
     def __init__(self, hello: Hello) -> None:
         self.awake_s = _AWAKE_S
+        self.mode: AbstractContextManager[object] = nullcontext()
         self._hello = hello
         self._config = hello.config
         self._routes = load_routes(hello)
