@@ -26,6 +26,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -42,7 +43,7 @@ from bench.compare.__main__ import machine, model
 from bench.compare.beside import ABLATION
 from bench.compare.load import Emit
 from bench.compare.on_tokenflow import Tokenflow
-from bench.compare.servers import Server, open_all
+from bench.compare.servers import Server, open_all, stop_all
 from tokenflow.actors.model import ModelActor
 from tokenflow.actors.process import WorkerProcess
 from tokenflow.wire.messages import Step, StepDone
@@ -160,7 +161,8 @@ def measure(cells: Sequence[work.Cell], repetitions: int) -> dict[str, dict[str,
         try:
             for line in LINES:
                 os.environ[LINE] = line
-                servers[line] = Server("ablated", Path(sys.executable), file, Path(folder) / "log")
+                log = Path(folder) / f"{line}.log"
+                servers[line] = Server("ablated", Path(sys.executable), file, log)
                 open_all([servers[line]], [model(name) for name in cells[0].models.shapes], "bfloat16")
                 # Plans settle while serving.
                 warm = run(line, cells[0], "warm")
@@ -176,8 +178,7 @@ def measure(cells: Sequence[work.Cell], repetitions: int) -> dict[str, dict[str,
                 found[line].setdefault(str(cell.concurrency), []).append(kept)
                 print(f"#{repetition} {cell.name:28} {line:20} {figures.decode:8.1f} tok/s", flush=True)
         finally:
-            for server in servers.values():
-                server.stop()
+            stop_all(list(servers.values()))
     return found
 
 
@@ -188,12 +189,15 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="one repetition at concurrency 4")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--results", type=Path, default=ABLATION, help="replaced")
     options = parser.parse_args()
+    # Servers are stopped, too, when this program is asked to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     concurrencies = (4,) if options.quick else CONCURRENCIES
     cells = [work.Cell("r2r", work.SMALL_PAIR, WORKLOAD, number) for number in concurrencies]
     found = measure(cells, 1 if options.quick else options.repetitions)
-    ABLATION.write_text(json.dumps({"machine": machine(), "lines": found}, indent=1) + "\n")
-    print(beside.ablation())
+    options.results.write_text(json.dumps({"machine": machine(), "lines": found}, indent=1) + "\n")
+    print(beside.ablation(options.results))
 
 
 if __name__ == "__main__":

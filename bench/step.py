@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from bench.compare.servers import program
 from bench.shapes import MID, Shape, random_weights, write_model
 from tokenflow.engines.base import Extend
 from tokenflow.engines.torch import TorchEngine
@@ -267,7 +268,8 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=12, help=f"rounds of {LAST - FIRST} steps per batch size"
     )
-    parser.add_argument("--vllm-python", type=Path, help="of an environment with vLLM's CPU build")
+    parser.add_argument("--vllm-python", type=program, help="of an environment with vLLM's CPU build")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="replaced")
     options = parser.parse_args()
     environment = worker_environment(threads=1)
     if environment != dict(os.environ):
@@ -287,7 +289,6 @@ def main() -> None:
         for peer in peers.values():
             peer.close()
     show(rows)
-    RESULTS.parent.mkdir(exist_ok=True)
     figures = {
         "torch": torch.__version__,
         "machine": platform.processor() or platform.machine(),
@@ -295,7 +296,7 @@ def main() -> None:
         "context": [FIRST, LAST],
         "batches": rows,
     }
-    RESULTS.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    options.results.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

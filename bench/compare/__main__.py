@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import math
 import os
 import platform
@@ -11,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +30,9 @@ from bench.compare.servers import (
     System,
     close_all,
     open_all,
+    program,
     python_of,
+    stop_all,
 )
 
 MODELS = ROOT / "build" / "bench" / "models"
@@ -45,36 +49,52 @@ def main() -> None:
     options = _arguments()
     # Servers are stopped, too, when this program is asked to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    results = Results(options.results)
     if options.report:
-        report.write(Results(options.results))
+        report.write(results)
         return
     systems = [*SYSTEMS, *([ON_SGLANG] if options.sglang_python else [])]
-    systems = [system for system in systems if re.search(options.systems, system.name)]
+    systems = [system for system in systems if options.systems.search(system.name)]
     cells = work.quick_table() if options.quick else work.full_table()
-    cells = [cell for cell in cells if re.search(options.cells, cell.name)]
+    cells = [cell for cell in cells if options.cells.search(cell.name)]
     if not (cells and systems):
         raise SystemExit("no cell or no system matches: without --cells and --systems all are run")
     began = time.monotonic()
-    results = Results(options.results)
     results.note_machine(machine())
     complete = True
-    with tempfile.TemporaryDirectory() as folder:
+    with alone(), tempfile.TemporaryDirectory() as folder:
         paths = {name: model(name) for cell in cells for name in cell.models.shapes}
-        if options.check:
-            check.run(systems, paths, Path(folder), options, results)
-        else:
-            for group in planned(cells, systems, options.repetitions, results):
-                complete = compare(group, paths, Path(folder), options, results, began + options.budget)
-                if not complete:
-                    break
-            results.note_seconds(time.monotonic() - began)
-            report.show(results)
+        try:
+            if options.check:
+                check.run(systems, paths, Path(folder), options, results)
+            else:
+                complete = compare_all(cells, systems, paths, Path(folder), options, results)
+                report.show(results)
+        except ServerFailed as error:
+            raise SystemExit(f"{error}\nwhat was measured before is in {options.results}") from None
     print(
         f"{time.monotonic() - began:.0f} s; {options.results}"
         + ("" if complete else "; there is more to do: run it again")
     )
     if complete and not options.check and planned(cells, systems, options.repetitions, results):
         raise SystemExit("some runs failed (see above): run it again")
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Let no other comparison of this checkout run meanwhile.
+
+    :raises SystemExit: if one does.
+    """
+    MODELS.mkdir(parents=True, exist_ok=True)
+    folder = os.open(MODELS, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise SystemExit("another comparison is running here: each would measure the other, too") from None
+    finally:
+        os.close(folder)
 
 
 class Turn(NamedTuple):
@@ -102,6 +122,25 @@ def planned(
     return list(groups.values())
 
 
+def compare_all(
+    cells: Sequence[work.Cell],
+    systems: Sequence[System],
+    paths: dict[str, Path],
+    folder: Path,
+    options: argparse.Namespace,
+    results: Results,
+) -> bool:
+    """Make all runs that are missing; false if the budget was spent before the last."""
+    began = time.monotonic()
+    try:
+        return all(
+            compare(group, paths, folder, options, results, began + options.budget)
+            for group in planned(cells, systems, options.repetitions, results)
+        )
+    finally:
+        results.note_seconds(time.monotonic() - began)
+
+
 def compare(
     turns: Sequence[Turn],
     paths: dict[str, Path],
@@ -111,7 +150,7 @@ def compare(
     end: float,
 ) -> bool:
     """Make the runs of one group; false if the time (on the monotonic clock) was over before the last."""
-    last_start = end - _STOPPING_S - 2 * _APART * options.limit
+    last_start = end - _last_s(options.limit)
     if time.monotonic() + _LOADING_S > last_start:
         return False
     requests: dict[work.Cell, range] = {}
@@ -121,14 +160,12 @@ def compare(
         listed += work.requests(cell)
     file = folder / "work.json"
     work.save(listed, file)
-    servers = {
-        name: Server(
-            name, python_of(name, options.vllm_python, options.sglang_python), file, folder / f"{name}.log"
-        )
-        for name in dict.fromkeys(turn.system.server for turn in turns)
-    }
+    servers: dict[str, Server] = {}
     warm: set[tuple[work.Cell, System]] = set()
     try:
+        for name in dict.fromkeys(turn.system.server for turn in turns):
+            python = python_of(name, options.vllm_python, options.sglang_python)
+            servers[name] = Server(name, python, file, folder / f"{name}.log")
         open_all(list(servers.values()), [paths[name] for name in _loaded(turns[0].cell)], "bfloat16")
         for turn in turns:
             if time.monotonic() > last_start:
@@ -150,8 +187,7 @@ def compare(
             print(report.line(cell.name, system.name, repetition, figures), flush=True)
         close_all(list(servers.values()))
     finally:
-        for server in servers.values():
-            server.stop()
+        stop_all(list(servers.values()))
     return True
 
 
@@ -230,6 +266,11 @@ def machine() -> dict[str, Any]:
     }
 
 
+def _last_s(limit: float) -> float:
+    """What the longest run takes at most, and stopping the servers after it, in seconds."""
+    return 2 * _APART * limit + _STOPPING_S
+
+
 def _loaded(cell: work.Cell) -> tuple[str, ...]:
     """The shapes that a cell needs loaded."""
     return cell.models.shapes[-1:] if cell.algorithm == work.ALONE else cell.models.shapes
@@ -242,6 +283,13 @@ def _applies(system: System, cell: work.Cell) -> bool:
     return system.server != "vllm-http" or cell.models == work.SMALL_PAIR
 
 
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two algorithms on low effort, in some minutes")
@@ -249,8 +297,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--report", action="store_true", help="only write docs/benchmarks.md's tables and plots"
     )
-    parser.add_argument("--cells", default="", metavar="REGEX", help="only cells whose names match")
-    parser.add_argument("--systems", default="", metavar="REGEX", help="only systems whose names match")
+    for names in ("cells", "systems"):
+        parser.add_argument(
+            f"--{names}",
+            type=_pattern,
+            default="",
+            metavar="REGEX",
+            help=f"only {names} whose names match",
+        )
     parser.add_argument("--repetitions", type=int, help="of each run: 3, and 1 with --quick")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a run is cut")
     parser.add_argument(
@@ -261,12 +315,18 @@ def _arguments() -> argparse.Namespace:
         help="stop in time, with what there is; the next call goes on from there",
     )
     parser.add_argument("--results", type=Path, default=RESULTS, help="kept and added to if it exists")
-    parser.add_argument("--vllm-python", type=Path, help="of an environment with vLLM (made if left out)")
+    parser.add_argument("--vllm-python", type=program, help="of an environment with vLLM (made if left out)")
     parser.add_argument(
-        "--sglang-python", type=Path, help="of one with tokenflow and SGLang, to compare it too"
+        "--sglang-python", type=program, help="of one with tokenflow and SGLang, to compare it too"
     )
     options = parser.parse_args()
-    options.repetitions = options.repetitions or (1 if options.quick else 3)
+    if options.repetitions is None:
+        options.repetitions = 1 if options.quick else 3
+    if options.repetitions < 1 or not 0 < options.limit < math.inf:
+        parser.error("--repetitions and --limit are at least one, and more than no time")
+    least = _LOADING_S + _last_s(options.limit)
+    if options.budget <= least:
+        parser.error(f"in {options.budget:g} s nothing could be run: --budget must be more than {least:g} s")
     return options
 
 

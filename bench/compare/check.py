@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 from bench.compare import traces, work
 from bench.compare.results import Results
-from bench.compare.servers import Server, System, open_all, python_of
+from bench.compare.servers import Server, System, open_all, python_of, stop_all
 
 REQUESTS = 4
 WORKLOAD = work.Workload("check", 100, 64, 1)
@@ -33,7 +32,7 @@ def run(
     for models in (work.SMALL_PAIR, work.TRIO):
         algorithms = [name for name in traces.ALGORITHMS if (name == "me") == (models is work.TRIO)]
         cells = [work.Cell(name, models, WORKLOAD, REQUESTS) for name in algorithms]
-        cells = [cell for cell in cells if re.search(options.cells, cell.name)]
+        cells = [cell for cell in cells if options.cells.search(cell.name)]
         if not cells:
             continue
         work.save([request for cell in cells for request in work.requests(cell)], folder / "work.json")
@@ -49,7 +48,7 @@ def run(
                     _answer(server, system, cells, outputs)
                 server.ask(do="close")
             finally:
-                server.stop()
+                stop_all([server])
         different += _compare(outputs, models, systems, results)
     if different:
         raise SystemExit(1)

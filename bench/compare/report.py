@@ -289,12 +289,17 @@ def show(results: Results) -> None:
 
 
 def write(results: Results, pages: Sequence[Path] = PAGES, picture: Path = PLOT) -> None:
-    """Fill in the pages and draw the plot."""
+    """Fill in the pages and draw the plot.
+
+    :raises SystemExit: if there is nothing to fill in.
+    """
     made = blocks(results)
-    for page in pages:
-        page.write_text(fill(page.read_text(encoding="utf-8"), made), encoding="utf-8")
     rows = [Row(cell, results) for cell in work.full_table() if cell.concurrency == 4]
     rows = [row for row in rows if OURS in row.runs and row.cell.models != work.LARGE_PAIR]
+    if not rows:
+        raise SystemExit("no results that tables could be made of: the pages stay as they are")
+    for page in pages:
+        page.write_text(fill(page.read_text(encoding="utf-8"), made), encoding="utf-8")
     names = systems_of(rows)
     groups = [
         (

@@ -7,16 +7,29 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results" / "compare.json"
+_KEY = {"cell", "system", "repetition"}
+"""What a run is known by."""
 
 
 class Results:
     """Runs by cell, system and repetition."""
 
     def __init__(self, path: Path) -> None:
+        """Read what is there; :raises SystemExit: if it is something else."""
         self._path = path
         self._data: dict[str, Any] = {"machine": {}, "check": {}, "seconds": 0.0, "runs": []}
         if path.exists():
-            self._data = json.loads(path.read_text(encoding="utf-8"))
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))
+                known = found.keys() >= self._data.keys() and all(run.keys() >= _KEY for run in found["runs"])
+                if not known:
+                    raise ValueError("other keys")
+            except (OSError, ValueError, TypeError, AttributeError) as error:
+                raise SystemExit(
+                    f"{path} does not hold results of a comparison ({error}): "
+                    "move it away, or name another file with --results"
+                ) from None
+            self._data = found
 
     @property
     def machine(self) -> dict[str, Any]:
@@ -62,7 +75,7 @@ class Results:
     def note_machine(self, machine: dict[str, Any]) -> None:
         """Keep what the runs are measured on; another machine's runs are not mixed in.
 
-        :raises SystemExit: if the file has runs of another machine.
+        :raises SystemExit: if the file has runs of another machine, or cannot be written.
         """
         if self._data["runs"] and self.machine != machine:
             raise SystemExit(
@@ -70,6 +83,7 @@ class Results:
                 "move it away, or name another file with --results"
             )
         self._data["machine"] = machine
+        self._write()
 
     def note_check(self, models: str, found: dict[str, Any]) -> None:
         """Keep what the comparison of outputs found."""
@@ -77,10 +91,13 @@ class Results:
         self._write()
 
     def _write(self) -> None:
-        self._path.parent.mkdir(exist_ok=True)
         new = self._path.with_suffix(".tmp")
-        new.write_text(json.dumps(self._data, indent=1) + "\n", encoding="utf-8")
-        new.replace(self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new.write_text(json.dumps(self._data, indent=1) + "\n", encoding="utf-8")
+            new.replace(self._path)
+        except OSError as error:
+            raise SystemExit(f"results cannot be kept in {self._path}: {error}") from None
 
 
 def _short(figures: dict[str, Any]) -> dict[str, Any]:

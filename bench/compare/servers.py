@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,12 +93,16 @@ class Server:
     def send(self, **command: Any) -> None:
         """Ask; :meth:`answer` waits."""
         assert self._process.stdin is not None
-        print(json.dumps(command), file=self._process.stdin, flush=True)
+        # If it is gone, there will be no answer, and that says why.
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(command), file=self._process.stdin, flush=True)
 
     def answer(self) -> dict[str, Any]:
         """The answer to what was sent; :raises ServerFailed: if it is an error or none comes."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
+        if not line:
+            self.wait(_STOP_S)
         answer: dict[str, Any] = json.loads(line) if line else {"error": f"ended:\n{self._last_words()}"}
         if "error" in answer:
             raise ServerFailed(f"{self.name}: {answer['error']}")
@@ -105,15 +111,35 @@ class Server:
     def _last_words(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
 
-    def stop(self) -> None:
-        """End the process by ending its input, and whatever of its own it leaves behind."""
+    def hang_up(self) -> None:
+        """End the process's input, which ends the process once it has answered."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def wait(self, timeout: float) -> None:
+        """Wait until the process has ended, or the time (in seconds) is up."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_STOP_S)
+            self._process.wait(timeout)
+
+    def kill(self) -> None:
+        """End the process, and whatever of its own it has left behind."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+def stop_all(servers: Sequence[Server]) -> None:
+    """End servers side by side; none is left, even if this is interrupted."""
+    end = time.monotonic() + _STOP_S
+    try:
+        for server in servers:
+            server.hang_up()
+        for server in servers:
+            server.wait(max(0.0, end - time.monotonic()))
+    finally:
+        for server in servers:
+            server.kill()
 
 
 def open_all(servers: Sequence[Server], paths: Sequence[Path], dtype: str) -> None:
@@ -128,6 +154,14 @@ def close_all(servers: Sequence[Server]) -> None:
     """Unload them again."""
     for server in servers:
         server.ask(do="close")
+
+
+def program(text: str) -> Path:
+    """The path of a Python, for ``argparse``: links and all, as it is known by where it lies."""
+    path = Path(text).absolute()
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise argparse.ArgumentTypeError(f"{path} is no program")
+    return path
 
 
 def vllm_python(given: Path | None) -> Path:
