@@ -81,6 +81,11 @@ class Server:
             )
 
     @property
+    def pid(self) -> int:
+        """Of the process, and of the group of all that it starts."""
+        return self._process.pid
+
+    @property
     def ended(self) -> bool:
         """Whether the process is gone."""
         return self._process.poll() is not None
@@ -127,6 +132,8 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 def stop_all(servers: Sequence[Server]) -> None:

@@ -81,6 +81,14 @@ def test_a_page_is_filled_between_its_marks_and_again(results: Results, tmp_path
     assert "<title>r2r, tokenflow: 1,000</title>" in picture.read_text()
 
 
+def test_without_results_pages_stay_as_they_are(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- decode low -->\nold\n<!-- end -->\n")
+    with pytest.raises(SystemExit, match="no results"):
+        report.write(Results(tmp_path / "none.json"), [page], tmp_path / "plot.svg")
+    assert "old" in page.read_text()
+
+
 def test_every_mark_of_the_pages_has_a_table(results: Results) -> None:
     made = report.blocks(results)
     for page in report.PAGES:

@@ -33,6 +33,21 @@ def test_runs_of_another_machine_are_not_added_to(tmp_path: Path) -> None:
         Results(file).note_machine({"cpu": "two"})
 
 
+@pytest.mark.parametrize("text", ["half a fi", "[]", "{}", '{"runs": 3}', "\x80"])
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "results.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(SystemExit, match=r"results\.json does not hold results.*--results"):
+        Results(file)
+    assert file.read_bytes() == text.encode("latin-1")
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_anything_is_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="cannot be kept in"):
+        Results(tmp_path / "file" / "results.json").note_machine({"cpu": "one"})
+
+
 def test_an_interrupted_write_leaves_the_results_as_they_were(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     Results(file).add("cell", "system", 0, {})
