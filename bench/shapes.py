@@ -16,6 +16,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 
 EOS = 0
+SPREAD = 0.02
+"""Standard deviation of weights, if nothing else is said.  Greedily, such a model repeats its last token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +88,25 @@ QWEN_8B = Shape(
 """7.6 billion parameters: Qwen3-8B, but for its own LM head."""
 
 
-def random_weights(shape: Shape, seed: int = 0, device: str = "cpu") -> dict[str, Tensor]:
-    """Weights in bfloat16 under their Hugging Face names, drawn on ``device``."""
+def random_weights(
+    shape: Shape, seed: int = 0, device: str = "cpu", spread: float = SPREAD
+) -> dict[str, Tensor]:
+    """Weights in bfloat16 under their Hugging Face names, drawn on ``device``.
+
+    :param spread: standard deviation of the layers' weights.
+    """
     generator = torch.Generator(device).manual_seed(seed)
 
-    def matrix(rows: int, columns: int) -> Tensor:
+    def matrix(rows: int, columns: int, spread: float = spread) -> Tensor:
         drawn = torch.randn(rows, columns, generator=generator, device=device)
-        return (drawn * 0.02).bfloat16().cpu()
+        return (drawn * spread).bfloat16().cpu()
 
     def ones(width: int) -> Tensor:
         return torch.ones(width, dtype=torch.bfloat16)
 
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     weights = {
-        "model.embed_tokens.weight": matrix(shape.vocab, shape.hidden),
+        "model.embed_tokens.weight": matrix(shape.vocab, shape.hidden, SPREAD),
         "model.norm.weight": ones(shape.hidden),
     }
     for index in range(shape.layers):
@@ -120,13 +127,15 @@ def random_weights(shape: Shape, seed: int = 0, device: str = "cpu") -> dict[str
     return weights
 
 
-def write_model(folder: Path, shape: Shape, device: str = "cpu") -> Path:
+def write_model(folder: Path, shape: Shape, device: str = "cpu", spread: float = SPREAD) -> Path:
     """Write a random model of ``shape`` with a tokenizer of as many words; returns ``folder``.
 
     :param device: where the weights are drawn.
+    :param spread: see :func:`random_weights`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(random_weights(shape, device=device), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = random_weights(shape, device=device, spread=spread)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(shape.config, indent=2))
     tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(shape.vocab)}, unk_token="w1"))
     tokenizer.pre_tokenizer = WhitespaceSplit()

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,17 +58,18 @@ def main() -> None:
     systems = [system for system in systems if options.systems.search(system.name)]
     cells = work.quick_table() if options.quick else work.full_table()
     cells = [cell for cell in cells if options.cells.search(cell.name)]
-    if not (cells and systems):
+    if not systems or not (cells or options.check):
         raise SystemExit("no cell or no system matches: without --cells and --systems all are run")
     began = time.monotonic()
     results.note_machine(machine())
     complete = True
     with alone(), tempfile.TemporaryDirectory() as folder:
-        paths = {name: model(name) for cell in cells for name in cell.models.shapes}
         try:
             if options.check:
-                check.run(systems, paths, Path(folder), options, results)
+                sample = partial(model, spread=check.SPREAD)
+                check.run(systems, sample, Path(folder), options, results)
             else:
+                paths = {name: model(name) for cell in cells for name in cell.models.shapes}
                 complete = compare_all(cells, systems, paths, Path(folder), options, results)
                 report.show(results)
         except ServerFailed as error:
@@ -240,11 +242,11 @@ def figures_of(
     return kept
 
 
-def model(name: str) -> Path:
+def model(name: str, spread: float = shapes.SPREAD) -> Path:
     """The folder of a random model, written when first needed; vLLM keeps what it compiled by its path."""
-    folder = MODELS / name
+    folder = MODELS / (name if spread == shapes.SPREAD else f"{name}-{spread}")
     if not (folder / "tokenizer_config.json").exists():
-        shapes.write_model(folder, getattr(shapes, name))
+        shapes.write_model(folder, getattr(shapes, name), spread=spread)
     return folder
 
 

@@ -108,13 +108,14 @@ class Server:
         line = self._process.stdout.readline()
         if not line:
             self.wait(_STOP_S)
-        answer: dict[str, Any] = json.loads(line) if line else {"error": f"ended:\n{self._last_words()}"}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
         if "error" in answer:
             raise ServerFailed(f"{self.name}: {answer['error']}")
         return answer
 
     def _last_words(self) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
+        lines = self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        return "\n".join([f"ended with code {self._process.returncode}:", *lines])
 
     def hang_up(self) -> None:
         """End the process's input, which ends the process once it has answered."""

@@ -10,7 +10,7 @@ import pytest
 
 from bench.compare import report, work
 from bench.compare.__main__ import planned
-from bench.compare.results import Results
+from bench.compare.results import RESULTS, Results
 from bench.compare.servers import ON_SGLANG, SYSTEMS
 
 LOW = work.Cell("r2r", work.SMALL_PAIR, work.LOW, 4)
@@ -89,11 +89,21 @@ def test_without_results_pages_stay_as_they_are(tmp_path: Path) -> None:
     assert "old" in page.read_text()
 
 
-def test_every_mark_of_the_pages_has_a_table(results: Results) -> None:
-    made = report.blocks(results)
-    for page in report.PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert set(re.findall(r"<!-- (?!end)([a-z0-9 ]+) -->", text)) <= set(made)
+def test_every_table_has_its_mark_in_the_page_and_the_readme_has_the_summary(results: Results) -> None:
+    page, readme = (
+        re.findall(r"<!-- (?!end)([a-z0-9 ]+) -->", page.read_text(encoding="utf-8")) for page in report.PAGES
+    )
+    assert sorted(page) == sorted(report.blocks(results))
+    assert readme == ["summary"]
+
+
+def test_the_pages_and_the_plot_show_the_results_that_are_kept(tmp_path: Path) -> None:
+    copies = [tmp_path / page.name for page in report.PAGES]
+    for page, copy in zip(report.PAGES, copies, strict=True):
+        copy.write_bytes(page.read_bytes())
+    report.write(Results(RESULTS), copies, tmp_path / "plot.svg")
+    for page, copy in zip((*report.PAGES, report.PLOT), (*copies, tmp_path / "plot.svg"), strict=True):
+        assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
 
 
 def test_what_is_there_is_not_planned_again_and_systems_take_turns(results: Results) -> None:

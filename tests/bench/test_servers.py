@@ -32,9 +32,9 @@ def ends(server: Server) -> bool:
 def test_what_a_server_lacks_is_told(file: Path, tmp_path: Path) -> None:
     server = Server("vllm-http", Path(sys.executable), file, tmp_path / "log")
     try:
-        with pytest.raises(ServerFailed, match=r"ended:[^$]*ModuleNotFoundError"):
+        with pytest.raises(ServerFailed, match=r"ended with code 1:[^$]*ModuleNotFoundError"):
             open_all([server], [], "float32")
-        with pytest.raises(ServerFailed, match="ended"):
+        with pytest.raises(ServerFailed, match="ended with code 1"):
             server.ask(do="close")
     finally:
         stop_all([server])
