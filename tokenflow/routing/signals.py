@@ -171,11 +171,6 @@ class Signals:
         return torch.softmax(self.logits(), -1)
 
     @computed
-    def logprobs(self) -> Tensor:
-        """Log-probabilities in nats, float32 [B, V]."""
-        return torch.log_softmax(self.logits(), -1)
-
-    @computed
     def logits(self) -> Tensor:
         """Raw logits, float32 [B, V]; -inf for excluded ids."""
         logits = self._logits.float()
@@ -192,7 +187,8 @@ class Signals:
     @computed
     def entropy_nats(self) -> Tensor:
         """Entropy H = -sum p ln p of the next-token distribution, in nats, float32 [B] (Shannon 1948)."""
-        return _ZERO - self.logprobs().clamp_min(_FLOOR).mul_(self.probs()).sum(-1)
+        logprobs = torch.log_softmax(self.logits(), -1).clamp_min_(_FLOOR)
+        return _ZERO - logprobs.mul_(self.probs()).sum(-1)
 
     @computed
     def confidence(self) -> Tensor:
@@ -208,7 +204,7 @@ class Signals:
     @computed
     def logprob(self) -> Tensor:
         """Log-probability of the sampled token at temperature 1, without truncation, in nats, float32 [B]."""
-        return self.logprobs().gather(-1, self.token.unsqueeze(-1)).squeeze(-1)
+        return torch.log_softmax(self.logits(), -1).gather(-1, self.token.unsqueeze(-1)).squeeze(-1)
 
 
 @cache

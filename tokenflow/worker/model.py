@@ -113,15 +113,15 @@ class ModelWorker:
     ) -> tuple[list[RowDone], list[RowFailed]]:
         """Sample and route the rows whose extension is complete; ``output`` holds their wanted positions."""
         logits, hidden, known = output.logits.float(), output.hidden, output.known
-        pairs = list(zip(rows, residents, strict=True))
-        done = [
-            RowDone(row.handle, row.epoch, resident.fed, -1) for row, resident in pairs if resident.pending
-        ]
-        complete = [(row, resident) for row, resident in pairs if not resident.pending]
+        done, complete, failed = [], [], []
+        for row, resident in zip(rows, residents, strict=True):
+            if resident.pending:
+                done.append(RowDone(row.handle, row.epoch, resident.fed, -1))
+            else:
+                complete.append((row, resident))
         wanted = [resident.check + 1 for _, resident in complete]
         if sum(wanted) != len(logits):
             raise EngineError(f"the engine returned {len(logits)} rows of logits instead of {sum(wanted)}")
-        failed = []
         highest, best = peaks(logits, self._hello.vocab_limit)
         if unusable := unusable_rows(logits, self._hello.vocab_limit, highest):
             starts = list(accumulate(wanted, initial=0))
