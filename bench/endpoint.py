@@ -109,9 +109,15 @@ def _row(
 
 
 def server_of(url: str) -> str:
-    """What an endpoint says that it is, with its version if it says that too."""
-    with urlopen(f"{url}/models") as answer:
-        name = str(json.load(answer)["data"][0]["owned_by"])
+    """What an endpoint says that it is, with its version if it says that too.
+
+    :raises SystemExit: if there is none.
+    """
+    try:
+        with urlopen(f"{url}/models") as answer:
+            name = str(json.load(answer)["data"][0]["owned_by"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SystemExit(f"{url}: no OpenAI-compatible endpoint answers there: {error}") from None
     try:
         with urlopen(f"{url.removesuffix('/v1')}/version") as answer:
             return f"{name} {json.load(answer)['version']}"

@@ -307,7 +307,7 @@ def _arguments() -> argparse.Namespace:
             metavar="REGEX",
             help=f"only {names} whose names match",
         )
-    parser.add_argument("--repetitions", type=int, help="of each run: 3, and 1 with --quick")
+    parser.add_argument("--repetitions", type=int, default=1, help="of each run: 1, more for medians")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a run is cut")
     parser.add_argument(
         "--budget",
@@ -322,8 +322,6 @@ def _arguments() -> argparse.Namespace:
         "--sglang-python", type=program, help="of one with tokenflow and SGLang, to compare it too"
     )
     options = parser.parse_args()
-    if options.repetitions is None:
-        options.repetitions = 1 if options.quick else 3
     if options.repetitions < 1 or not 0 < options.limit < math.inf:
         parser.error("--repetitions and --limit are at least one, and more than no time")
     least = _LOADING_S + _last_s(options.limit)

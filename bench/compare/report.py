@@ -80,6 +80,12 @@ class Row:
         ]
         return median(self.runs[OURS], key) / max(others) if others and OURS in self.runs else math.nan
 
+    @property
+    def bound(self) -> float:
+        """Tokens per second end to end if nothing but tokenflow's forward passes took time."""
+        bounds = [run["bound"] for run in self.runs.get(OURS, ()) if "bound" in run]
+        return statistics.median(bounds) if bounds else math.nan
+
     def of_bound(self, key: str) -> float:
         """How much tokenflow reaches end to end of what the steps of the same run allow.
 
@@ -174,7 +180,7 @@ def per_request(rows: Sequence[Row], key: str, scale: float) -> str:
 
 
 def effort(rows: Sequence[Row]) -> str:
-    """How much of the end-to-end throughput on low effort is left on high effort."""
+    """What is left on high effort of the end-to-end throughput on low effort, and of tokenflow's bound."""
     by_name = {(row.cell.algorithm, row.cell.workload.name): row for row in rows}
     names = systems_of(rows)
     lines = []
@@ -189,8 +195,9 @@ def effort(rows: Sequence[Row]) -> str:
             for key in ("end_to_end", "decode")
             for name in (names if key == "end_to_end" else names[:1])
         ]
-        lines.append([algorithm, *kept])
-    return table(["algorithm", *(SHORT[name] for name in names), "tokenflow, decode"], lines)
+        lines.append([algorithm, *kept, share(high.bound / low.bound)])
+    columns = [*(SHORT[name] for name in names), "tokenflow, decode", "tokenflow, bound"]
+    return table(["algorithm", *columns], lines)
 
 
 def summary(rows: Sequence[Row]) -> str:
