@@ -91,10 +91,11 @@ def alone() -> Iterator[None]:
     MODELS.mkdir(parents=True, exist_ok=True)
     folder = os.open(MODELS, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit("another comparison is running here: each would measure the other") from None
         yield
-    except BlockingIOError:
-        raise SystemExit("another comparison is running here: each would measure the other, too") from None
     finally:
         os.close(folder)
 

@@ -172,3 +172,9 @@ async def test_windows_and_momentums_survive_hand_offs_and_preemption(tmp_path: 
     assert roomy == narrow
     assert all(handoffs > 2 for _, _, handoffs in roomy)
     assert any(opened.epoch for _, step, _ in log.steps for opened in step.open), "nothing was preempted"
+
+
+async def test_a_route_calls_a_trained_layer_without_a_thought_of_gradients(tmp_path: Path) -> None:
+    async with Router(toy_recipe(tmp_path, handoffs.learned)) as router:
+        completion = await router.generate([1, 40], max_tokens=8, ignore_eos=True)
+    assert completion.models == ["slm"] * 8

@@ -163,3 +163,16 @@ def fail(req, first):
     kinds = {0: KeyboardInterrupt, 1: SystemExit, 2: GeneratorExit}
     if (kind := kinds.get(req.params["fault"] - first)) is not None:
         raise kind("by the recipe")
+
+
+learned = Recipe("learned", entry="slm")
+slm = learned.model("slm", SMALL)
+learned.model("llm", SMALL)
+LAYER = torch.nn.Linear(1, 1)
+
+
+@slm.route
+def by_a_layer(result):
+    score = LAYER(result.entropy()[:, None])[:, 0]
+    assert not score.requires_grad
+    return [0] * len(score)
